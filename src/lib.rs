@@ -1,0 +1,18 @@
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+//! TurboQuant-compressed KV cache on wgpu.
+
+mod blob;
+pub mod codebook;
+mod error;
+mod gate;
+pub mod half_float;
+pub mod layout;
+pub mod rotation;
+
+pub use blob::BlobError;
+pub use codebook::{Codebook, HeadDim};
+pub use error::Error;
+pub use gate::RestoreRefusal;
+pub use layout::LayerShape;
+pub use rotation::{Rotation, Signs};
