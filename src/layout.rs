@@ -5,6 +5,8 @@
 //! exist: the packed one of a snapshot blob (stride of a head = its live length, norms as f16), and
 //! the one on the device (stride = capacity, everything in 32-bit words).
 
+use core::ops::Range;
+
 use crate::{Error, HeadDim};
 
 /// Which of the two caches of a layer.
@@ -227,6 +229,96 @@ impl DeviceLayout {
         self.region_start(region)
             + (head * self.capacity + timestep) * region.record_words(self.shape.head_dim)
     }
+
+    /// Bytes of the buffer that hold the first `timesteps` records of a head in a region: what a
+    /// snapshot reads and a restore writes. Offset and length are multiples of 4.
+    ///
+    /// `head < n_kv_heads` and `timesteps <= capacity` are the caller's to keep.
+    #[must_use]
+    pub fn head_bytes(&self, region: DeviceRegion, head: u32, timesteps: u32) -> Range<u64> {
+        let start = u64::from(self.slot(region, head, 0)) * 4;
+        let record_bytes = u64::from(region.record_words(self.shape.head_dim)) * 4;
+        start..start + u64::from(timesteps) * record_bytes
+    }
+}
+
+/// Layout of one snapshot blob: a header, then the regions, each `n_kv_heads × seq_len` records
+/// without padding.
+///
+/// Any head dimension whose elements fill whole bytes has one, supported by the kernels or not. All
+/// ranges are bytes from the blob's first byte; none of them passes [`BlobLayout::bytes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlobLayout {
+    kind: Kind,
+    n_kv_heads: u32,
+    head_dim: u32,
+    seq_len: u32,
+    bytes: u64,
+}
+
+impl BlobLayout {
+    /// Bytes of the header, and the offset of the first region.
+    pub const HEADER_BYTES: u64 = 16;
+
+    /// Computes the layout with checked arithmetic: `None` if `head_dim` has no
+    /// [`Kind::blob_record_bytes`], or if the blob would have more bytes than a `u64` can count.
+    #[must_use]
+    pub fn new(kind: Kind, n_kv_heads: u32, head_dim: u32, seq_len: u32) -> Option<Self> {
+        // Two factors below 2^32 have a product below 2^64; the third needs the check.
+        let bytes = (u64::from(n_kv_heads) * u64::from(seq_len))
+            .checked_mul(kind.blob_record_bytes(head_dim)?)?
+            .checked_add(Self::HEADER_BYTES)?;
+        Some(Self {
+            kind,
+            n_kv_heads,
+            head_dim,
+            seq_len,
+            bytes,
+        })
+    }
+
+    /// Bytes of the whole blob, the header included.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes of a region; `None` if this kind does not have it.
+    #[must_use]
+    pub fn region(&self, region: BlobRegion) -> Option<Range<u64>> {
+        let records = u64::from(self.n_kv_heads) * u64::from(self.seq_len);
+        let mut start = Self::HEADER_BYTES;
+        for &r in self.kind.blob_regions() {
+            let end = start + records * r.record_bytes(self.head_dim)?;
+            if r == region {
+                return Some(start..end);
+            }
+            start = end;
+        }
+        None
+    }
+
+    /// Bytes of all records of a head in a region; `None` if there is no such region or head.
+    #[must_use]
+    pub fn head(&self, region: BlobRegion, head: u32) -> Option<Range<u64>> {
+        if head >= self.n_kv_heads {
+            return None;
+        }
+        let len = u64::from(self.seq_len) * region.record_bytes(self.head_dim)?;
+        let start = self.region(region)?.start + u64::from(head) * len;
+        Some(start..start + len)
+    }
+
+    /// Bytes of one record in a region; `None` if there is no such region, head or timestep.
+    #[must_use]
+    pub fn record(&self, region: BlobRegion, head: u32, timestep: u32) -> Option<Range<u64>> {
+        if timestep >= self.seq_len {
+            return None;
+        }
+        let len = region.record_bytes(self.head_dim)?;
+        let start = self.head(region, head)?.start + u64::from(timestep) * len;
+        Some(start..start + len)
+    }
 }
 
 #[cfg(test)]
@@ -278,6 +370,43 @@ mod tests {
                 assert_eq!(next, layout.words());
             }
         }
+    }
+
+    /// Records of a blob are disjoint, in order, and fill it exactly; nothing lies outside.
+    #[test]
+    fn records_tile_the_blob() {
+        for (kind, head_dim) in [(Kind::Keys, 24), (Kind::Values, 12), (Kind::Values, 64)] {
+            let layout = BlobLayout::new(kind, 3, head_dim, 5).unwrap();
+            let mut next = BlobLayout::HEADER_BYTES;
+            for &region in kind.blob_regions() {
+                assert_eq!(layout.region(region).unwrap().start, next);
+                for head in 0..3 {
+                    assert_eq!(layout.head(region, head).unwrap().start, next);
+                    for t in 0..5 {
+                        let record = layout.record(region, head, t).unwrap();
+                        assert_eq!(record.start, next);
+                        next = record.end;
+                    }
+                    assert_eq!(layout.head(region, head).unwrap().end, next);
+                }
+                assert_eq!(layout.region(region).unwrap().end, next);
+                assert_eq!(layout.head(region, 3), None);
+                assert_eq!(layout.record(region, 0, 5), None);
+            }
+            assert_eq!(next, layout.bytes());
+        }
+        let values = BlobLayout::new(Kind::Values, 3, 64, 5).unwrap();
+        assert_eq!(values.region(BlobRegion::Signs), None);
+    }
+
+    /// Products past u32 are computed, products past u64 are none; no length means no bytes,
+    /// however many heads are claimed.
+    #[test]
+    fn blob_sizes_do_not_wrap() {
+        let bytes = |n, d, s| BlobLayout::new(Kind::Values, n, d, s).map(|l| l.bytes());
+        assert_eq!(bytes(1 << 16, 128, 1 << 16), Some((34 << 32) + 16));
+        assert_eq!(bytes(u32::MAX, 1 << 31, u32::MAX), None);
+        assert_eq!(bytes(u32::MAX, 1 << 31, 0), Some(16));
     }
 
     /// 64 heads × 2^24 positions at d = 128 is 13 words a key: past u32, refused before anything
