@@ -2,7 +2,7 @@
 #![warn(missing_docs)]
 //! TurboQuant-compressed KV cache on wgpu.
 
-mod blob;
+pub mod blob;
 pub mod codebook;
 mod error;
 mod gate;
@@ -10,7 +10,7 @@ pub mod half_float;
 pub mod layout;
 pub mod rotation;
 
-pub use blob::BlobError;
+pub use blob::{Blob, BlobError, BlobHeader, BlobWriter};
 pub use codebook::{Codebook, HeadDim};
 pub use error::Error;
 pub use gate::RestoreRefusal;
