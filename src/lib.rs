@@ -5,7 +5,7 @@
 pub mod blob;
 pub mod codebook;
 mod error;
-mod gate;
+pub mod gate;
 pub mod half_float;
 pub mod layout;
 pub mod rotation;
@@ -13,6 +13,6 @@ pub mod rotation;
 pub use blob::{Blob, BlobError, BlobHeader, BlobWriter};
 pub use codebook::{Codebook, HeadDim};
 pub use error::Error;
-pub use gate::RestoreRefusal;
+pub use gate::{RestorePlan, RestoreRefusal};
 pub use layout::LayerShape;
 pub use rotation::{Rotation, Signs};
