@@ -23,8 +23,8 @@ pub const PACKAGES: [&str; 5] = [
     // Mesa's EGL behind that dispatcher. It offers the surfaceless platform:
     // no display server is needed.
     "libegl-mesa0",
-    // llvmpipe, the driver behind that EGL. Only recommended by the one above,
-    // and recommendations are not installed.
+    // llvmpipe, the driver behind that EGL. Nothing above depends on it in
+    // Debian 12.
     "libgl1-mesa-dri",
 ];
 
@@ -283,7 +283,7 @@ fn ask(runner: &mut Runner, step: &Step) -> anyhow::Result<Option<StepError>> {
 fn cannot_install(wanted: &Wanted<'_>, reason: &str, missing: &[&str]) -> String {
     let packages = missing.join(" ");
     format!(
-        "found no adapter, expected {wanted}, and installed nothing, for {reason}. \
+        "expected {wanted}, and found one wanting. Nothing was installed: {reason}. \
          Missing are the packages {packages}: on Debian or Ubuntu run \
          `apt-get update && apt-get install --no-install-recommends {packages}` as root; elsewhere, \
          install a Vulkan loader with Mesa's lavapipe, and Mesa's EGL with its llvmpipe driver"
@@ -306,7 +306,7 @@ fn all_installed(wanted: &Wanted<'_>) -> String {
         set.join(" ")
     };
     format!(
-        "found no adapter, expected {wanted}, although the packages {} are installed. \
+        "expected {wanted}, and found one wanting although the packages {} are installed. \
          Variables that steer the choice of driver: {set}",
         PACKAGES.join(" ")
     )

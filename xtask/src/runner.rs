@@ -271,7 +271,7 @@ impl Runner {
         // Our own words go to stderr: stdout carries the children's output
         // alone, which other programs read.
         eprintln!("\n==> {}: {}", step.name, step.command_line());
-        let (outcome, elapsed) = self.execute(step, Stdio::inherit())?;
+        let (outcome, elapsed) = self.execute(step, Stdio::inherit(), Stdio::inherit())?;
         eprintln!("==> {}: {outcome} after {}", step.name, Seconds(elapsed));
         self.records.push(Record {
             name: step.name.clone(),
@@ -301,13 +301,20 @@ impl Runner {
             .context("cannot duplicate the handle of a temporary file")?;
         // These answers are parsed, so they must not be translated.
         let step = step.clone().env("LC_ALL", "C");
-        let (outcome, _) = self.execute(&step, stdout.into())?;
+        // A query's complaint (a package that dpkg does not know, a password
+        // that sudo would ask for) is an answer too, and its exit code says it.
+        let (outcome, _) = self.execute(&step, stdout.into(), Stdio::null())?;
         let text = read_from_start(&mut file)
             .with_context(|| format!("cannot read what `{}` wrote", step.command_line()))?;
         Ok((outcome, text))
     }
 
-    fn execute(&self, step: &Step, stdout: Stdio) -> anyhow::Result<(Outcome, Duration)> {
+    fn execute(
+        &self,
+        step: &Step,
+        stdout: Stdio,
+        stderr: Stdio,
+    ) -> anyhow::Result<(Outcome, Duration)> {
         let start = Instant::now();
         if self.interrupted.load(Ordering::Relaxed) {
             return Ok((Outcome::Interrupted, Duration::ZERO));
@@ -320,7 +327,8 @@ impl Runner {
             .envs(self.env.iter().map(|(key, value)| (key, value)))
             // A child that asked a question would wait for ever.
             .stdin(Stdio::null())
-            .stdout(stdout);
+            .stdout(stdout)
+            .stderr(stderr);
         for (key, value) in &step.env {
             match value {
                 Some(value) => command.env(key, value),
@@ -550,7 +558,7 @@ mod tests {
                 sender.send(read.map(|_| text))
             });
             let step = shell("(echo grandchild; sleep 300) & echo child; wait");
-            let (outcome, elapsed) = runner.execute(&step, writer.into()).unwrap();
+            let (outcome, elapsed) = runner.execute(&step, writer.into(), Stdio::null()).unwrap();
             assert!(
                 elapsed < LONG,
                 "the child outlived its limit by {elapsed:?}"

@@ -109,7 +109,7 @@ fn find_candidate(runner: &mut Runner, refresh: bool) -> anyhow::Result<()> {
             update(runner, true)?;
             "after apt-get update".to_owned()
         }
-        Means::None(reason) => format!("in package lists that were not updated, for {reason}"),
+        Means::None(reason) => format!("in package lists that were not updated ({reason})"),
     };
     if candidate(&policy(runner)?).is_some() {
         return Ok(());
@@ -128,7 +128,7 @@ fn update(runner: &mut Runner, sudo: bool) -> anyhow::Result<()> {
         "apt-update",
         sudo,
         runner.limit(),
-        ["update"],
+        ["-qq", "update"],
     ))
 }
 
@@ -159,7 +159,8 @@ fn download_step(dir: &Path) -> Step {
         // As root, apt would hand the download to a user who cannot write to a
         // temporary directory of ours, and warn of it.
         .args(["-o", "APT::Sandbox::User=root"])
-        .args(["download", PACKAGE])
+        // Errors alone: the one line on stdout is ours, for a shell to take.
+        .args(["-qq", "download", PACKAGE])
         .in_dir(dir)
 }
 

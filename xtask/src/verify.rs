@@ -35,17 +35,23 @@ fn steps(runner: &mut Runner, workspace: &Workspace, options: &Options) -> anyho
         backends: None,
     };
     drivers::ensure(runner, &wanted, options.install)?;
+    // Fetched before the long run, so that a failure to fetch it costs no time
+    // and cannot hide that run's verdict.
+    let icd = if options.swiftshader {
+        let dir = workspace.swiftshader_dir();
+        Some(match swiftshader::fetched(&dir) {
+            Some(icd) => icd,
+            None => swiftshader::fetch(runner, &dir, options.install)?,
+        })
+    } else {
+        None
+    };
     let code = harness(runner, &run_step("run", options.cases))?;
-    if !options.swiftshader {
+    let Some(icd) = icd else {
         return Ok(code);
-    }
+    };
     // Even after a violation: whether a second driver shows it too is what one
     // wants to know next.
-    let dir = workspace.swiftshader_dir();
-    let icd = match swiftshader::fetched(&dir) {
-        Some(icd) => icd,
-        None => swiftshader::fetch(runner, &dir, options.install)?,
-    };
     let step = swiftshader::alone(run_step("run-swiftshader", options.cases), &icd);
     let second = harness(runner, &step)?;
     Ok(if code == 0 { second } else { code })
