@@ -150,6 +150,12 @@ pub enum Error {
         /// The shift asked for.
         shift: i64,
     },
+    /// Two blobs that are not a pair of keys and values of one shape.
+    #[error("the blobs are not a pair: {what} differs")]
+    MismatchedBlobs {
+        /// What differs.
+        what: &'static str,
+    },
     /// A snapshot blob is malformed.
     #[error("{0}")]
     Blob(#[from] BlobError),

@@ -1,0 +1,426 @@
+//! The device: the engine's own, or one opened here; pipelines; buffers with checked sizes.
+
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+
+use crate::shaders::{Kernel, constants};
+use crate::{Error, HeadDim};
+
+/// Lanes of every kernel's workgroup.
+const WORKGROUP_LANES: u32 = 64;
+/// The most workgroup memory a kernel uses: `attention`, 2 KiB of query, 4 KiB of exchange, and two
+/// tiles.
+const WORKGROUP_BYTES: u32 = 8 << 10;
+/// The most storage buffers a kernel binds (`attention`).
+const STORAGE_BUFFERS: u32 = 4;
+
+/// How pipelines are built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// Have workgroup memory cleared before each workgroup, as WebGPU prescribes. The kernels do
+    /// not rely on it, so it is off by default.
+    pub zero_workgroup_memory: bool,
+}
+
+/// A device and queue with this crate's pipelines. Cheap to clone.
+#[derive(Clone)]
+pub struct Gpu {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    limits: wgpu::Limits,
+    options: GpuOptions,
+    pipelines: [OnceLock<Pipelines>; 4],
+    lost: Arc<OnceLock<String>>,
+}
+
+/// The pipelines of one head dimension.
+pub(crate) struct Pipelines {
+    pub encode_keys: wgpu::ComputePipeline,
+    pub encode_values: wgpu::ComputePipeline,
+    pub rotate_queries: wgpu::ComputePipeline,
+    pub attention: wgpu::ComputePipeline,
+    pub merge_attention: wgpu::ComputePipeline,
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu")
+            .field("adapter", &self.inner.device.adapter_info().name)
+            .field("options", &self.inner.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gpu {
+    /// Uses the engine's own device and queue.
+    ///
+    /// The device's callbacks stay the engine's. Forward a loss with [`Gpu::note_device_lost`] to have its
+    /// reason in the errors.
+    ///
+    /// # Errors
+    /// [`Error::AdapterUnusable`] if the device's limits are below what the kernels need; it names the limit.
+    pub fn new(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        options: GpuOptions,
+    ) -> Result<Self, Error> {
+        let limits = device.limits();
+        check_limits(&limits)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                device,
+                queue,
+                limits,
+                options,
+                pipelines: Default::default(),
+                lost: Arc::new(OnceLock::new()),
+            }),
+        })
+    }
+
+    /// Opens a device on `adapter`, with the adapter's full limits and no optional features.
+    ///
+    /// # Errors
+    /// [`Error::AdapterUnusable`] if the adapter lacks compute shaders or a limit that the kernels need, or
+    /// gives no device.
+    pub async fn open(adapter: &wgpu::Adapter, options: GpuOptions) -> Result<Self, Error> {
+        let flags = adapter.get_downlevel_capabilities().flags;
+        if !flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
+            return Err(Error::AdapterUnusable(
+                "it has no compute shaders".to_owned(),
+            ));
+        }
+        let limits = adapter.limits();
+        check_limits(&limits)?;
+        let (device, queue) = adapter
+            .request_device(&wgpu::DeviceDescriptor {
+                label: Some("turboquant"),
+                required_limits: limits,
+                ..Default::default()
+            })
+            .await
+            .map_err(|e| Error::AdapterUnusable(e.to_string()))?;
+        let gpu = Self::new(device, queue, options)?;
+        let lost = gpu.inner.lost.clone();
+        gpu.inner
+            .device
+            .set_device_lost_callback(move |reason, message| {
+                // The first reason is the one that tells; later ones are consequences.
+                let _ = lost.set(format!("{reason:?}: {message}"));
+            });
+        Ok(gpu)
+    }
+
+    /// Opens the adapter that wgpu prefers among the given backends, with its device.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`] if none answers, else as [`Gpu::open`].
+    pub async fn open_default(backends: wgpu::Backends) -> Result<Self, Error> {
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+            backends,
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        });
+        let adapter = instance
+            .request_adapter(&wgpu::RequestAdapterOptions {
+                power_preference: wgpu::PowerPreference::HighPerformance,
+                ..Default::default()
+            })
+            .await
+            .map_err(|e| Error::NoAdapter(e.to_string()))?;
+        Self::open(&adapter, GpuOptions::default()).await
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &wgpu::Device {
+        &self.inner.device
+    }
+
+    /// The queue.
+    #[must_use]
+    pub fn queue(&self) -> &wgpu::Queue {
+        &self.inner.queue
+    }
+
+    /// The options the pipelines are built with.
+    #[must_use]
+    pub fn options(&self) -> GpuOptions {
+        self.inner.options
+    }
+
+    /// Tells why the device was lost; for engines that keep the callback to themselves.
+    pub fn note_device_lost(&self, reason: &str) {
+        let _ = self.inner.lost.set(reason.to_owned());
+    }
+
+    /// Compiles the pipelines of a head dimension, unless that has been done. [`crate::Cache::new`]
+    /// does it too; an engine may do it earlier.
+    ///
+    /// # Errors
+    /// [`Error::Rejected`] with the driver's message if one does not compile, [`Error::DeviceLost`].
+    pub async fn prepare(&self, head_dim: HeadDim) -> Result<(), Error> {
+        self.check_lost()?;
+        let slot = &self.inner.pipelines[head_dim as usize];
+        if slot.get().is_none() {
+            // Two callers may both compile; the first result is kept.
+            let _ = slot.set(self.compile(head_dim).await?);
+        }
+        Ok(())
+    }
+
+    async fn compile(&self, head_dim: HeadDim) -> Result<Pipelines, Error> {
+        let device = &self.inner.device;
+        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let pipelines = Pipelines {
+            encode_keys: self.pipeline(Kernel::EncodeKeys, head_dim),
+            encode_values: self.pipeline(Kernel::EncodeValues, head_dim),
+            rotate_queries: self.pipeline(Kernel::RotateQueries, head_dim),
+            attention: self.pipeline(Kernel::Attention, head_dim),
+            merge_attention: self.pipeline(Kernel::MergeAttention, head_dim),
+        };
+        let errors = [internal.pop(), validation.pop()];
+        for error in errors {
+            if let Some(error) = error.await {
+                return Err(Error::Rejected(error.to_string()));
+            }
+        }
+        Ok(pipelines)
+    }
+
+    fn pipeline(&self, kernel: Kernel, head_dim: HeadDim) -> wgpu::ComputePipeline {
+        let device = &self.inner.device;
+        let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(kernel.name()),
+            source: wgpu::ShaderSource::Wgsl(kernel.source().into()),
+        });
+        device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(kernel.name()),
+            layout: None,
+            module: &module,
+            entry_point: Some(kernel.name()),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants: &constants(head_dim),
+                zero_initialize_workgroup_memory: self.inner.options.zero_workgroup_memory,
+            },
+            cache: None,
+        })
+    }
+
+    /// The pipelines of a head dimension that has been prepared.
+    pub(crate) fn pipelines(&self, head_dim: HeadDim) -> Result<&Pipelines, Error> {
+        self.inner.pipelines[head_dim as usize]
+            .get()
+            .ok_or_else(|| Error::Rejected(format!("head_dim {head_dim} has not been prepared")))
+    }
+
+    pub(crate) fn limits(&self) -> &wgpu::Limits {
+        &self.inner.limits
+    }
+
+    /// An error if the device is known to be lost.
+    pub(crate) fn check_lost(&self) -> Result<(), Error> {
+        match self.inner.lost.get() {
+            Some(reason) => Err(Error::DeviceLost(reason.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts the reason for a device loss, if known, in place of its consequence.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        self.check_lost().err().unwrap_or(error)
+    }
+
+    /// Runs callbacks that are due. Does not block.
+    pub(crate) fn poll_once(&self) {
+        // Polling for a submission index of another device is the one error; none is passed.
+        let _ = self.inner.device.poll(wgpu::PollType::Poll);
+    }
+
+    /// Blocks until everything submitted so far has run, at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::DeviceLost`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn poll_wait(&self, limit: core::time::Duration) -> Result<(), Error> {
+        let waited = self.inner.device.poll(wgpu::PollType::Wait {
+            submission_index: None,
+            timeout: Some(limit),
+        });
+        self.check_lost()?;
+        match waited {
+            Ok(_) => Ok(()),
+            Err(wgpu::PollError::Timeout) => Err(Error::Timeout(limit)),
+            Err(e) => Err(Error::Rejected(e.to_string())),
+        }
+    }
+
+    /// Creates a buffer after checking its size against the device's limits.
+    pub(crate) fn buffer(
+        &self,
+        what: &'static str,
+        bytes: u64,
+        usage: wgpu::BufferUsages,
+    ) -> Result<wgpu::Buffer, Error> {
+        self.check_lost()?;
+        self.check_buffer_size(what, bytes, usage)?;
+        self.guarded(|| {
+            self.inner.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(what),
+                size: bytes,
+                usage,
+                mapped_at_creation: false,
+            })
+        })
+    }
+
+    /// Creates a buffer that holds what `fill` writes.
+    pub(crate) fn buffer_filled(
+        &self,
+        what: &'static str,
+        bytes: u64,
+        usage: wgpu::BufferUsages,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,
+    ) -> Result<wgpu::Buffer, Error> {
+        self.check_lost()?;
+        self.check_buffer_size(what, bytes, usage)?;
+        let buffer = self.guarded(|| {
+            self.inner.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(what),
+                size: bytes,
+                usage,
+                mapped_at_creation: true,
+            })
+        })?;
+        {
+            let mut view = buffer
+                .get_mapped_range_mut(..)
+                .map_err(|e| self.explain(Error::OutOfMemory(format!("{what}: {e}"))))?;
+            // The view is write-only memory: fill a copy, then hand it over in one go.
+            let mut bytes = vec![0; bytes as usize];
+            fill(&mut bytes)?;
+            view.copy_from_slice(&bytes);
+        }
+        buffer.unmap();
+        Ok(buffer)
+    }
+
+    fn check_buffer_size(
+        &self,
+        what: &'static str,
+        bytes: u64,
+        usage: wgpu::BufferUsages,
+    ) -> Result<(), Error> {
+        let limits = self.limits();
+        check_limit(what, bytes, "max_buffer_size", limits.max_buffer_size)?;
+        if usage.contains(wgpu::BufferUsages::STORAGE) {
+            check_limit(
+                what,
+                bytes,
+                "max_storage_buffer_binding_size",
+                limits.max_storage_buffer_binding_size,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Runs something that creates wgpu objects and returns what wgpu says against it.
+    ///
+    /// Where wgpu knows at once (every native backend), its error is returned. In a browser the
+    /// answer comes later and goes to the device's own error handler.
+    pub(crate) fn guarded<T>(&self, create: impl FnOnce() -> T) -> Result<T, Error> {
+        let device = &self.inner.device;
+        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let created = create();
+        for pop in [memory.pop(), validation.pop()] {
+            let mut pop = std::pin::pin!(pop);
+            let mut context = Context::from_waker(Waker::noop());
+            match pop.as_mut().poll(&mut context) {
+                Poll::Ready(Some(wgpu::Error::OutOfMemory { source })) => {
+                    return Err(self.explain(Error::OutOfMemory(source.to_string())));
+                }
+                Poll::Ready(Some(error)) => {
+                    return Err(self.explain(Error::Rejected(error.to_string())));
+                }
+                Poll::Ready(None) | Poll::Pending => {}
+            }
+        }
+        Ok(created)
+    }
+
+    /// Workgroup counts (x, y) for `n` workgroups: what passes one dimension spills into the other.
+    pub(crate) fn workgroups(&self, what: &'static str, n: u64) -> Result<(u32, u32), Error> {
+        let most = u64::from(self.limits().max_compute_workgroups_per_dimension);
+        let y = n.div_ceil(most);
+        check_limit(
+            what,
+            n,
+            "max_compute_workgroups_per_dimension²",
+            most * most,
+        )?;
+        let x = n.div_ceil(y.max(1));
+        // Both are at most `most`, a u32.
+        Ok((x as u32, y as u32))
+    }
+}
+
+fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
+    let needs = [
+        (
+            "max_compute_invocations_per_workgroup",
+            limits.max_compute_invocations_per_workgroup,
+            WORKGROUP_LANES,
+        ),
+        (
+            "max_compute_workgroup_size_x",
+            limits.max_compute_workgroup_size_x,
+            WORKGROUP_LANES,
+        ),
+        (
+            "max_compute_workgroup_storage_size",
+            limits.max_compute_workgroup_storage_size,
+            WORKGROUP_BYTES,
+        ),
+        (
+            "max_storage_buffers_per_shader_stage",
+            limits.max_storage_buffers_per_shader_stage,
+            STORAGE_BUFFERS,
+        ),
+        (
+            "max_compute_workgroups_per_dimension",
+            limits.max_compute_workgroups_per_dimension,
+            1,
+        ),
+    ];
+    for (name, found, needed) in needs {
+        if found < needed {
+            return Err(Error::AdapterUnusable(format!(
+                "{name} is {found}: expected at least {needed}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_limit(
+    what: &'static str,
+    found: u64,
+    limit_name: &'static str,
+    limit: u64,
+) -> Result<(), Error> {
+    if found <= limit {
+        Ok(())
+    } else {
+        Err(Error::TooLarge {
+            what,
+            found: u128::from(found),
+            limit_name,
+            limit,
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! Results that are still on their way from the device.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::{Error, Gpu};
+
+/// How far a mapping has come.
+enum State {
+    /// Neither submitted nor done; whom to wake then.
+    Waiting(Option<Waker>),
+    Mapped,
+    Failed(Error),
+}
+
+type Shared = Arc<Mutex<State>>;
+
+fn lock(shared: &Shared) -> std::sync::MutexGuard<'_, State> {
+    // The state is replaced whole, so that it is sound after a panic elsewhere.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The callback's end. Dropped uncalled — the encoder was never submitted, the device is gone — it fails
+/// the wait instead of leaving it for ever.
+struct Notify {
+    shared: Shared,
+    settled: bool,
+}
+
+impl Notify {
+    fn settle(&mut self, state: State) {
+        self.settled = true;
+        let old = std::mem::replace(&mut *lock(&self.shared), state);
+        if let State::Waiting(Some(waker)) = old {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Notify {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.settle(State::Failed(Error::DeviceLost(
+                "the commands were dropped before they ran".to_owned(),
+            )));
+        }
+    }
+}
+
+/// A result that the device is to deliver once the encoder it was recorded into has been submitted.
+///
+/// Await it (the future never blocks; on native targets it polls the device each time it is polled),
+/// or, outside async code, block on it with [`Pending::wait`].
+#[must_use = "the result has to be awaited"]
+pub struct Pending<T> {
+    gpu: Gpu,
+    /// `None` when there is nothing to read.
+    buffer: Option<wgpu::Buffer>,
+    shared: Shared,
+    decode: Option<Box<dyn FnOnce(&[u8]) -> Result<T, Error> + Send>>,
+}
+
+impl<T> Pending<T> {
+    /// Asks for `buffer` to be mapped once `encoder` has been submitted and has run. Only then does the
+    /// callback come, so that bytes are never read before they are written.
+    pub(crate) fn record(
+        gpu: &Gpu,
+        encoder: &wgpu::CommandEncoder,
+        buffer: Option<wgpu::Buffer>,
+        decode: impl FnOnce(&[u8]) -> Result<T, Error> + Send + 'static,
+    ) -> Self {
+        let shared: Shared = Arc::new(Mutex::new(State::Waiting(None)));
+        if let Some(buffer) = &buffer {
+            let mut notify = Notify {
+                shared: shared.clone(),
+                settled: false,
+            };
+            encoder.map_buffer_on_submit(buffer, wgpu::MapMode::Read, .., move |result| {
+                notify.settle(match result {
+                    Ok(()) => State::Mapped,
+                    Err(e) => State::Failed(Error::DeviceLost(format!("mapping failed: {e}"))),
+                });
+            });
+        } else {
+            *lock(&shared) = State::Mapped;
+        }
+        Self {
+            gpu: gpu.clone(),
+            buffer,
+            shared,
+            decode: Some(Box::new(decode)),
+        }
+    }
+
+    /// Takes the result if it has come.
+    fn take(&mut self, waker: Option<&Waker>) -> Option<Result<T, Error>> {
+        match &mut *lock(&self.shared) {
+            State::Waiting(slot) => {
+                *slot = waker.cloned();
+                return None;
+            }
+            State::Failed(error) => return Some(Err(self.gpu.explain(error.clone()))),
+            State::Mapped => {}
+        }
+        let decode = self.decode.take()?;
+        let Some(buffer) = &self.buffer else {
+            return Some(decode(&[]));
+        };
+        let result = match buffer.get_mapped_range(..) {
+            Ok(view) => decode(&view),
+            Err(e) => Err(Error::Rejected(format!("reading a mapped buffer: {e}"))),
+        };
+        buffer.unmap();
+        Some(result)
+    }
+
+    /// Blocks until the result is there, at most about `limit`.
+    ///
+    /// For native callers outside async code. The encoder has to be submitted before.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::DeviceLost`], or what decoding the result says.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn wait(mut self, limit: core::time::Duration) -> Result<T, Error> {
+        // A poll may return before the work ends: only the callback counts. A wait that succeeds without it is
+        // repeated, but not for ever.
+        for _ in 0..10_000 {
+            if let Some(result) = self.take(None) {
+                return result;
+            }
+            self.gpu.poll_wait(limit)?;
+        }
+        self.take(None).unwrap_or(Err(Error::Timeout(limit)))
+    }
+
+    /// Blocks in slices for as long as `keep_waiting` says so: for callers with a clock of their own, who do
+    /// not trust the driver's.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] (with the slice) once `keep_waiting` says no, else as [`Pending::wait`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn wait_while(
+        mut self,
+        slice: core::time::Duration,
+        mut keep_waiting: impl FnMut() -> bool,
+    ) -> Result<T, Error> {
+        loop {
+            if let Some(result) = self.take(None) {
+                return result;
+            }
+            match self.gpu.poll_wait(slice) {
+                Ok(()) | Err(Error::Timeout(_)) => {}
+                Err(e) => return Err(e),
+            }
+            if !keep_waiting() {
+                return self.take(None).unwrap_or(Err(Error::Timeout(slice)));
+            }
+        }
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(result) = self.take(Some(context.waker())) {
+            return Poll::Ready(result);
+        }
+        // In a browser the event loop runs the callbacks; elsewhere somebody has to poll the
+        // device, and it may be that nobody else does.
+        if cfg!(not(target_arch = "wasm32")) {
+            self.gpu.poll_once();
+            if let Some(result) = self.take(Some(context.waker())) {
+                return Poll::Ready(result);
+            }
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+}
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,109 @@
+//! The WGSL kernels: sources, entry points and specialisation constants.
+
+use crate::HeadDim;
+
+/// A kernel of this crate. Its WGSL file, entry point, CPU twin and oracle carry the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Compresses key vectors.
+    EncodeKeys,
+    /// Compresses value vectors.
+    EncodeValues,
+    /// Rotates queries by both rotations.
+    RotateQueries,
+    /// Attention of query rows over KV splits, giving partial results.
+    Attention,
+    /// Merges the partial results of the splits and rotates back.
+    MergeAttention,
+}
+
+impl Kernel {
+    /// Every kernel.
+    pub const ALL: [Self; 5] = [
+        Self::EncodeKeys,
+        Self::EncodeValues,
+        Self::RotateQueries,
+        Self::Attention,
+        Self::MergeAttention,
+    ];
+
+    /// Name of the kernel, of its WGSL file and of its entry point.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::EncodeKeys => "encode_keys",
+            Self::EncodeValues => "encode_values",
+            Self::RotateQueries => "rotate_queries",
+            Self::Attention => "attention",
+            Self::MergeAttention => "merge_attention",
+        }
+    }
+
+    /// The WGSL files that make up the kernel's module, in order, as (name, text).
+    #[must_use]
+    pub const fn files(self) -> &'static [(&'static str, &'static str)] {
+        macro_rules! files {
+            ($($name:literal),*) => {
+                &[$(($name, include_str!(concat!("../shaders/", $name)))),*]
+            };
+        }
+        match self {
+            Self::EncodeKeys => files!["common.wgsl", "encode.wgsl", "encode_keys.wgsl"],
+            Self::EncodeValues => files!["common.wgsl", "encode.wgsl", "encode_values.wgsl"],
+            Self::RotateQueries => files!["common.wgsl", "rotate_queries.wgsl"],
+            Self::Attention => files!["common.wgsl", "attention_params.wgsl", "attention.wgsl"],
+            Self::MergeAttention => {
+                files![
+                    "common.wgsl",
+                    "attention_params.wgsl",
+                    "merge_attention.wgsl"
+                ]
+            }
+        }
+    }
+
+    /// The whole WGSL module.
+    #[must_use]
+    pub fn source(self) -> String {
+        self.files().iter().map(|(_, text)| *text).collect()
+    }
+}
+
+/// Values of the `override` constants for one head dimension.
+#[must_use]
+pub fn constants(head_dim: HeadDim) -> [(&'static str, f64); 5] {
+    let book = head_dim.codebook();
+    [
+        ("HEAD_DIM", f64::from(head_dim.get_u32())),
+        ("INV_SQRT_HEAD_DIM", f64::from(head_dim.inv_sqrt())),
+        ("BOUNDARY", f64::from(book.boundaries[2])),
+        ("CENTROID_INNER", f64::from(book.centroids[2])),
+        ("CENTROID_OUTER", f64::from(book.centroids[3])),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_valid_wgsl_with_one_entry_point_of_its_name() {
+        for kernel in Kernel::ALL {
+            let source = kernel.source();
+            let module = naga::front::wgsl::parse_str(&source)
+                .unwrap_or_else(|e| panic!("{}: {}", kernel.name(), e.emit_to_string(&source)));
+            naga::valid::Validator::new(
+                naga::valid::ValidationFlags::all(),
+                naga::valid::Capabilities::empty(),
+            )
+            .validate(&module)
+            .unwrap_or_else(|e| panic!("{}: {e:?}", kernel.name()));
+            let names: Vec<_> = module
+                .entry_points
+                .iter()
+                .map(|e| e.name.as_str())
+                .collect();
+            assert_eq!(names, [kernel.name()]);
+        }
+    }
+}
