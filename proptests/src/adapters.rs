@@ -1,0 +1,203 @@
+//! The adapters of this machine, each opened at most once in a process.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use turboquant_wgpu::{Error, Gpu, GpuOptions, Pending};
+
+use crate::arithmetic::Arithmetic;
+use crate::self_test;
+
+/// A GPU wait that lasts longer is a hang.
+pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
+
+/// An adapter as it was found.
+pub struct Adapter {
+    adapter: wgpu::Adapter,
+    /// What wgpu says of it.
+    pub info: wgpu::AdapterInfo,
+    device: OnceLock<Result<Device, String>>,
+}
+
+/// An adapter's device, self-tested.
+pub struct Device {
+    /// The device under test.
+    pub gpu: Gpu,
+    /// Short name, `backend:adapter`.
+    pub label: String,
+    /// How its arithmetic rounds, as the self-test established.
+    pub arithmetic: Arithmetic,
+    /// Errors that wgpu reported outside any call.
+    pub errors: Arc<Mutex<Vec<String>>>,
+}
+
+/// Every adapter of this machine, in wgpu's order. Enumerated once in a process.
+pub fn all() -> &'static [Adapter] {
+    // Never dropped: some drivers hang when a device goes away at exit.
+    static ADAPTERS: OnceLock<Vec<Adapter>> = OnceLock::new();
+    ADAPTERS.get_or_init(|| {
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+            backends: wgpu::Backends::all(),
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        });
+        pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()))
+            .into_iter()
+            .map(|adapter| Adapter {
+                info: adapter.get_info(),
+                adapter,
+                device: OnceLock::new(),
+            })
+            .collect()
+    })
+}
+
+impl Adapter {
+    /// Short name, `backend:adapter`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("{}:{}", self.info.backend, self.info.name)
+    }
+
+    /// True if `text` occurs, in whatever case, in the backend, name or driver; `all` matches every adapter.
+    #[must_use]
+    pub fn matches(&self, text: &str) -> bool {
+        let described = format!(
+            "{} {} {} {}",
+            self.label(),
+            self.info.driver,
+            self.info.driver_info,
+            self.info.backend
+        );
+        text == "all" || described.to_lowercase().contains(&text.to_lowercase())
+    }
+
+    /// Its limits.
+    #[must_use]
+    pub fn limits(&self) -> wgpu::Limits {
+        self.adapter.limits()
+    }
+
+    /// Its features.
+    #[must_use]
+    pub fn features(&self) -> wgpu::Features {
+        self.adapter.features()
+    }
+
+    /// The device, opened and self-tested at the first call.
+    ///
+    /// # Errors
+    /// Why the adapter is unusable: it lacks something, gives no device, or fails the self-test.
+    pub fn device(&self) -> Result<&Device, String> {
+        self.device
+            .get_or_init(|| self.open())
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+
+    fn open(&self) -> Result<Device, String> {
+        let gpu = pollster::block_on(Gpu::open(&self.adapter, GpuOptions::default()))
+            .map_err(|e| e.to_string())?;
+        let errors: Arc<Mutex<Vec<String>>> = Arc::default();
+        let sink = errors.clone();
+        gpu.device().on_uncaptured_error(Arc::new(move |error| {
+            let mut errors = sink.lock().unwrap_or_else(PoisonError::into_inner);
+            errors.push(error.to_string());
+        }));
+        let arithmetic = self_test::run(&gpu)?;
+        Ok(Device {
+            gpu,
+            label: self.label(),
+            arithmetic,
+            errors,
+        })
+    }
+}
+
+impl Device {
+    /// Submits an encoder.
+    pub fn submit(&self, encoder: wgpu::CommandEncoder) {
+        self.gpu.queue().submit([encoder.finish()]);
+    }
+
+    /// A fresh encoder.
+    #[must_use]
+    pub fn encoder(&self) -> wgpu::CommandEncoder {
+        self.gpu
+            .device()
+            .create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    /// Waits for a result, at most [`WAIT_LIMIT`] by this process's clock.
+    ///
+    /// # Errors
+    /// The result's error, or [`Error::Timeout`].
+    pub fn wait<T>(&self, pending: Pending<T>) -> Result<T, Error> {
+        wait(pending)
+    }
+
+    /// Takes the errors that wgpu has reported since the last call.
+    pub fn take_errors(&self) -> Vec<String> {
+        std::mem::take(&mut *self.errors.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Waits for a result, at most [`WAIT_LIMIT`] by this process's clock.
+///
+/// # Errors
+/// The result's error, or [`Error::Timeout`].
+pub fn wait<T>(pending: Pending<T>) -> Result<T, Error> {
+    let start = Instant::now();
+    pending
+        .wait_while(Duration::from_millis(500), || start.elapsed() < WAIT_LIMIT)
+        .map_err(|e| match e {
+            Error::Timeout(_) => Error::Timeout(WAIT_LIMIT),
+            other => other,
+        })
+}
+
+/// The adapters that `text` names, usable ones first opened here.
+///
+/// # Errors
+/// None matches, or one that was asked for by name is unusable.
+pub fn select(text: &str) -> Result<Vec<&'static Device>, String> {
+    let matching: Vec<&Adapter> = all().iter().filter(|a| a.matches(text)).collect();
+    if matching.is_empty() {
+        let known: Vec<String> = all().iter().map(Adapter::label).collect();
+        return Err(format!(
+            "no adapter matches \"{text}\"; there are: {}",
+            if known.is_empty() {
+                "none".to_owned()
+            } else {
+                known.join(", ")
+            }
+        ));
+    }
+    let mut devices = Vec::new();
+    for adapter in matching {
+        match adapter.device() {
+            Ok(device) => devices.push(device),
+            Err(why) if text == "all" => eprintln!("{}: unusable: {why}", adapter.label()),
+            Err(why) => return Err(format!("{}: unusable: {why}", adapter.label())),
+        }
+    }
+    if devices.is_empty() {
+        return Err("no adapter is usable".to_owned());
+    }
+    Ok(devices)
+}
+
+/// Those of the named backends that have no usable adapter.
+#[must_use]
+pub fn missing(backends: &str) -> Vec<String> {
+    backends
+        .split(',')
+        .map(str::trim)
+        .filter(|b| !b.is_empty())
+        .filter(|b| {
+            !all()
+                .iter()
+                .any(|a| a.info.backend.to_str().eq_ignore_ascii_case(b) && a.device().is_ok())
+        })
+        .map(str::to_owned)
+        .collect()
+}

@@ -1,0 +1,42 @@
+//! The subcommands of `tqcheck`.
+
+pub mod adapters;
+pub mod golden;
+pub mod inspect;
+pub mod run;
+pub mod trace;
+
+use std::process::ExitCode;
+
+/// How a command ended, and the exit code that says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Everything that was asked holds: 0.
+    Holds,
+    /// Something is violated: 1.
+    Violation,
+    /// The call made no sense: 2, as clap's own.
+    Usage,
+    /// No adapter that was asked for: 3.
+    NoAdapter,
+}
+
+impl From<End> for ExitCode {
+    fn from(end: End) -> Self {
+        Self::from(match end {
+            End::Holds => 0,
+            End::Violation => 1,
+            End::Usage => 2,
+            End::NoAdapter => 3,
+        })
+    }
+}
+
+/// A table in the plain style of the terminal.
+pub(crate) fn table<const N: usize>(header: [&str; N]) -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table
+        .load_style(comfy_table::presets::NOTHING)
+        .set_header(header);
+    table
+}

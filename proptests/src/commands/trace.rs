@@ -1,0 +1,9 @@
+//! `tqcheck trace`.
+use super::End;
+/// placeholder
+#[derive(clap::Args)]
+pub struct Args {}
+/// Runs the command.
+pub fn run(_: &Args) -> anyhow::Result<End> {
+    Ok(End::Usage)
+}

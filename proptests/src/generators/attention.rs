@@ -1,0 +1,11 @@
+//! Cases for the property `attention`.
+
+use proptest::strategy::BoxedStrategy;
+
+use crate::case::Case;
+
+/// Draws cases.
+#[must_use]
+pub fn strategy() -> BoxedStrategy<Case> {
+    super::attention_case("attention")
+}

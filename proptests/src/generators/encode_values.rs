@@ -1,0 +1,11 @@
+//! Cases for the property `encode_values`.
+
+use proptest::strategy::BoxedStrategy;
+
+use crate::case::Case;
+
+/// Draws cases.
+#[must_use]
+pub fn strategy() -> BoxedStrategy<Case> {
+    super::encode_case("encode_values")
+}

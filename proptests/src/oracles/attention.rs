@@ -1,0 +1,233 @@
+//! Oracle of `attention` and `merge_attention`: f64 attention over compressed records.
+
+use turboquant_wgpu::twin::{KeyRecord, ValueRecord};
+use turboquant_wgpu::{Gain, Rotation};
+
+use super::rotate_queries::Bounded;
+use crate::arithmetic::{Arithmetic, SMALLEST_NORMAL, ULP, inv_sqrt_error, inverse_rht, spread};
+
+/// Beyond this an f32 score may overflow on the way, and WGSL then allows any value.
+const LARGEST_SCORE: f64 = 1e37;
+/// Weights this far below the largest may be subnormal, flushed or cut to 0.
+const FAR_BELOW: f64 = 80.0;
+
+/// How the sums of a pass are nested: what their depth depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// Roundings that a term of a score's sum passes through, its product included.
+    pub score: usize,
+    /// Times that a weight may be rescaled, each by a factor from exp.
+    pub rescales: usize,
+    /// Roundings that a weighted value passes through in its accumulator.
+    pub accumulate: usize,
+    /// Roundings that a weight passes through in the denominator.
+    pub denominator: usize,
+}
+
+impl Depth {
+    /// The kernels': tiles of 64 timesteps, a lane adding d/16 timesteps' values in each and
+    /// rescaling once, then 64/(d/16) groups, then the splits.
+    #[must_use]
+    pub fn kernel(head_dim: usize, visible: usize, split_len: usize) -> Self {
+        let tiles = split_len.min(visible).div_ceil(64);
+        let splits = visible.div_ceil(split_len);
+        let words = head_dim / 16;
+        Self {
+            score: head_dim,
+            rescales: tiles + 1,
+            accumulate: tiles * (words + 1) + 64 / words + 2 * splits + 2,
+            denominator: 2 * tiles + 64 + 2 * splits,
+        }
+    }
+
+    /// The twin's: one sum after the other.
+    #[must_use]
+    pub fn twin(head_dim: usize, visible: usize) -> Self {
+        Self {
+            score: head_dim,
+            rescales: 0,
+            accumulate: visible + 2,
+            denominator: visible,
+        }
+    }
+}
+
+/// Attention output of one query row and head.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Reference and bound of each element.
+    pub out: Bounded,
+    /// The scores are so large that their rounding leaves the softmax undetermined: the bound is only
+    /// the hull of the values.
+    pub loose: bool,
+}
+
+/// Reference and bound of a score.
+///
+/// s = scale · n · (A + ρ·g·B) with A = Σ q_i·c_i and B = Σ ±j_i. Sums of d terms err by γ·Σ|terms|, and by what
+/// the query's own errors sum to; each product adds u.
+fn score(
+    arithmetic: Arithmetic,
+    rotation: &Rotation,
+    depth: Depth,
+    polar: &Bounded,
+    jl: &Bounded,
+    key: &KeyRecord,
+    scale: f64,
+    gain: f64,
+) -> (f64, f64) {
+    let u = arithmetic.unit_roundoff;
+    let gamma = arithmetic.gamma(depth.score);
+    let centroids = rotation.head_dim().codebook().centroids.map(f64::from);
+    let (mut a, mut a_abs, mut a_carried) = (0.0, 0.0, 0.0);
+    let (mut b, mut b_abs, mut b_carried) = (0.0, 0.0, 0.0);
+    for i in 0..rotation.head_dim().get() {
+        let c = centroids[usize::from(key.code(i))];
+        a += polar.values[i] * c;
+        a_abs += (polar.values[i] * c).abs();
+        a_carried += polar.errors[i] * c.abs();
+        b += if key.sign(i) {
+            jl.values[i]
+        } else {
+            -jl.values[i]
+        };
+        b_abs += jl.values[i].abs();
+        b_carried += jl.errors[i];
+    }
+    let tiny = SMALLEST_NORMAL * (rotation.head_dim().get() as f64 + 4.0);
+    let a_error = gamma * (a_abs + a_carried) + a_carried + tiny;
+    let b_error = gamma * (b_abs + b_carried) + b_carried + tiny;
+    let factor = f64::from(key.residual_norm) * gain;
+    let term_error = factor * b_error + 2.0 * u * factor * (b.abs() + b_error) + tiny;
+    let inner = a + factor * b;
+    let inner_error = a_error + term_error;
+    let inner_error = inner_error + u * (inner.abs() + inner_error);
+    let outer = scale * f64::from(key.norm);
+    let s = outer * inner;
+    let s_error = outer.abs() * inner_error + 2.02 * u * (s.abs() + outer.abs() * inner_error);
+    (s, s_error + tiny * (1.0 + scale.abs()))
+}
+
+/// Attention of one query over the visible records, or `None` if a score may overflow f32.
+///
+/// An error e_t in a score multiplies its weight by e^±e_t; the subtraction of the maximum, exp and the
+/// rescaling of earlier tiles multiply it by more. The maximum itself cancels: it is one of the
+/// computed scores and a common factor of all weights. With η_t the relative error of weight t,
+/// p the exact softmax and o = Σ p_t v_t, the quotient Σw̃v/Σw̃ is off by
+///   |Σ p_t η_t (v_t − o)| / (1 − Σ p_t η_t),
+/// and never by more than the furthest value, since the weights are not negative. The sums' own
+/// roundings add γ·Σ p|v| and γ·|o|, the division 2.5 ULP. Last, the inverse transform.
+#[must_use]
+#[allow(clippy::too_many_arguments)]
+pub fn attention(
+    arithmetic: Arithmetic,
+    rotation: &Rotation,
+    depth: Depth,
+    polar: &Bounded,
+    jl: &Bounded,
+    keys: &[KeyRecord],
+    values: &[ValueRecord],
+    scale: f32,
+    gain: Gain,
+) -> Option<Output> {
+    let head_dim = rotation.head_dim();
+    let d = head_dim.get();
+    if keys.is_empty() {
+        let out = Bounded {
+            values: vec![0.0; d],
+            errors: vec![0.0; d],
+        };
+        return Some(Output { out, loose: false });
+    }
+    let u = arithmetic.unit_roundoff;
+    // The f32 values that the kernel is given.
+    let (scale, gain) = (f64::from(scale), f64::from(gain.factor(head_dim)));
+    let scores: Vec<(f64, f64)> = keys
+        .iter()
+        .map(|key| score(arithmetic, rotation, depth, polar, jl, key, scale, gain))
+        .collect();
+    if scores.iter().any(|(s, e)| !(s.abs() + e < LARGEST_SCORE)) {
+        return None;
+    }
+    let maximum = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(s.0));
+    let worst = scores.iter().fold(0.0_f64, |m, s| m.max(s.1));
+    let weights: Vec<f64> = scores.iter().map(|(s, _)| (s - maximum).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let etas: Vec<f64> = scores
+        .iter()
+        .map(|&(s, e)| {
+            // Exponents of a weight and its rescalings sum to the distance from the final maximum.
+            let distance = maximum - s + 2.0 * worst;
+            let exp = (depth.rescales + 1) as f64 * 3.0 * ULP + 2.0 * distance * ULP;
+            let rescale = depth.rescales as f64 * u;
+            let relative = (e + u * distance + exp + rescale).exp_m1();
+            if distance > FAR_BELOW {
+                relative.max(1.0)
+            } else {
+                relative
+            }
+        })
+        .collect();
+    let slack: f64 = weights.iter().zip(&etas).map(|(w, e)| w / sum * e).sum();
+
+    let centroids = head_dim.codebook().centroids.map(f64::from);
+    let mut o = vec![0.0; d];
+    let mut magnitude = vec![0.0; d];
+    for (w, value) in weights.iter().zip(values) {
+        let factor = w / sum * f64::from(value.norm);
+        for i in 0..d {
+            let c = centroids[usize::from(value.code(i))];
+            o[i] += factor * c;
+            magnitude[i] += factor * c.abs();
+        }
+    }
+    let mut deviation = vec![0.0; d];
+    let mut hull = vec![0.0_f64; d];
+    let mut farthest = 0.0_f64;
+    for ((w, eta), value) in weights.iter().zip(&etas).zip(values) {
+        let norm = f64::from(value.norm);
+        for i in 0..d {
+            let off = (norm * centroids[usize::from(value.code(i))] - o[i]).abs();
+            deviation[i] += w / sum * eta * off;
+            hull[i] = hull[i].max(off);
+            farthest = farthest.max(off);
+        }
+    }
+    let accumulate = arithmetic.gamma(depth.accumulate);
+    let quotient = arithmetic.gamma(depth.denominator + 1) + 3.5 * ULP;
+    // Weights cut to 0 or flushed are each below e^-79 of a sum that is at least 1.
+    let cut = keys.len() as f64 * (-FAR_BELOW + 1.0).exp() * farthest;
+    let loose = slack >= 0.5;
+    let errors: Vec<f64> = (0..d)
+        .map(|i| {
+            let by_weights = if loose {
+                hull[i]
+            } else {
+                hull[i].min(deviation[i] / (1.0 - slack))
+            };
+            let size = magnitude[i] + if loose { hull[i] } else { by_weights };
+            by_weights
+                + accumulate * size * (1.0 + slack.min(1.0))
+                + quotient * (o[i].abs() + by_weights)
+                + cut
+                + SMALLEST_NORMAL * (keys.len() as f64 + 4.0)
+        })
+        .collect();
+
+    let out = inverse_rht(&rotation.polar, &o);
+    let carried = spread(&errors);
+    let own = arithmetic.transform(head_dim, 1) * (spread(&o) + carried);
+    let flush = d as f64 * SMALLEST_NORMAL;
+    let common = inv_sqrt_error(head_dim);
+    let errors = out
+        .iter()
+        .map(|v| carried + own + common * v.abs() + flush)
+        .collect();
+    Some(Output {
+        out: Bounded {
+            values: out,
+            errors,
+        },
+        loose,
+    })
+}
