@@ -19,4 +19,5 @@ pub mod properties;
 pub mod readback;
 pub mod runner;
 mod self_test;
+pub mod session;
 pub mod verdict;

@@ -5,7 +5,6 @@ use proptest::strategy::BoxedStrategy;
 use crate::case::Case;
 
 /// Draws cases.
-#[must_use]
 pub fn strategy() -> BoxedStrategy<Case> {
     super::attention_case("attention")
 }

@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use crate::case::Case;
 
 /// Draws cases.
-#[must_use]
 pub fn strategy() -> BoxedStrategy<Case> {
     (
         super::attention_case("rotate_queries"),

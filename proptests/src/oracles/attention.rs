@@ -4,7 +4,9 @@ use turboquant_wgpu::twin::{KeyRecord, ValueRecord};
 use turboquant_wgpu::{Gain, Rotation};
 
 use super::rotate_queries::Bounded;
-use crate::arithmetic::{Arithmetic, SMALLEST_NORMAL, ULP, inv_sqrt_error, inverse_rht, spread};
+use crate::arithmetic::{
+    Arithmetic, SMALLEST_NORMAL, ULP, inv_sqrt_error, inverse_rht, l2, spread,
+};
 
 /// Beyond this an f32 score may overflow on the way, and WGSL then allows any value.
 const LARGEST_SCORE: f64 = 1e37;
@@ -62,172 +64,213 @@ pub struct Output {
     pub loose: bool,
 }
 
-/// Reference and bound of a score.
-///
-/// s = scale · n · (A + ρ·g·B) with A = Σ q_i·c_i and B = Σ ±j_i. Sums of d terms err by γ·Σ|terms|, and by what
-/// the query's own errors sum to; each product adds u.
-fn score(
-    arithmetic: Arithmetic,
-    rotation: &Rotation,
-    depth: Depth,
-    polar: &Bounded,
-    jl: &Bounded,
-    key: &KeyRecord,
-    scale: f64,
-    gain: f64,
-) -> (f64, f64) {
-    let u = arithmetic.unit_roundoff;
-    let gamma = arithmetic.gamma(depth.score);
-    let centroids = rotation.head_dim().codebook().centroids.map(f64::from);
-    let (mut a, mut a_abs, mut a_carried) = (0.0, 0.0, 0.0);
-    let (mut b, mut b_abs, mut b_carried) = (0.0, 0.0, 0.0);
-    for i in 0..rotation.head_dim().get() {
-        let c = centroids[usize::from(key.code(i))];
-        a += polar.values[i] * c;
-        a_abs += (polar.values[i] * c).abs();
-        a_carried += polar.errors[i] * c.abs();
-        b += if key.sign(i) {
-            jl.values[i]
-        } else {
-            -jl.values[i]
-        };
-        b_abs += jl.values[i].abs();
-        b_carried += jl.errors[i];
-    }
-    let tiny = SMALLEST_NORMAL * (rotation.head_dim().get() as f64 + 4.0);
-    let a_error = gamma * (a_abs + a_carried) + a_carried + tiny;
-    let b_error = gamma * (b_abs + b_carried) + b_carried + tiny;
-    let factor = f64::from(key.residual_norm) * gain;
-    let term_error = factor * b_error + 2.0 * u * factor * (b.abs() + b_error) + tiny;
-    let inner = a + factor * b;
-    let inner_error = a_error + term_error;
-    let inner_error = inner_error + u * (inner.abs() + inner_error);
-    let outer = scale * f64::from(key.norm);
-    let s = outer * inner;
-    let s_error = outer.abs() * inner_error + 2.02 * u * (s.abs() + outer.abs() * inner_error);
-    (s, s_error + tiny * (1.0 + scale.abs()))
+/// What a pass computes, how, and with which arithmetic.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass<'a> {
+    /// How operations round.
+    pub arithmetic: Arithmetic,
+    /// The layer's rotation.
+    pub rotation: &'a Rotation,
+    /// How the sums are nested.
+    pub depth: Depth,
+    /// Factor of every score.
+    pub scale: f32,
+    /// Factor of the residual term.
+    pub gain: Gain,
 }
 
-/// Attention of one query over the visible records, or `None` if a score may overflow f32.
-///
-/// An error e_t in a score multiplies its weight by e^±e_t; the subtraction of the maximum, exp and the
-/// rescaling of earlier tiles multiply it by more. The maximum itself cancels: it is one of the
-/// computed scores and a common factor of all weights. With η_t the relative error of weight t,
-/// p the exact softmax and o = Σ p_t v_t, the quotient Σw̃v/Σw̃ is off by
-///   |Σ p_t η_t (v_t − o)| / (1 − Σ p_t η_t),
-/// and never by more than the furthest value, since the weights are not negative. The sums' own
-/// roundings add γ·Σ p|v| and γ·|o|, the division 2.5 ULP. Last, the inverse transform.
-#[must_use]
-#[allow(clippy::too_many_arguments)]
-pub fn attention(
-    arithmetic: Arithmetic,
-    rotation: &Rotation,
-    depth: Depth,
-    polar: &Bounded,
-    jl: &Bounded,
-    keys: &[KeyRecord],
-    values: &[ValueRecord],
-    scale: f32,
-    gain: Gain,
-) -> Option<Output> {
-    let head_dim = rotation.head_dim();
-    let d = head_dim.get();
-    if keys.is_empty() {
-        let out = Bounded {
-            values: vec![0.0; d],
-            errors: vec![0.0; d],
-        };
-        return Some(Output { out, loose: false });
-    }
-    let u = arithmetic.unit_roundoff;
-    // The f32 values that the kernel is given.
-    let (scale, gain) = (f64::from(scale), f64::from(gain.factor(head_dim)));
-    let scores: Vec<(f64, f64)> = keys
-        .iter()
-        .map(|key| score(arithmetic, rotation, depth, polar, jl, key, scale, gain))
-        .collect();
-    if scores.iter().any(|(s, e)| !(s.abs() + e < LARGEST_SCORE)) {
-        return None;
-    }
-    let maximum = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(s.0));
-    let worst = scores.iter().fold(0.0_f64, |m, s| m.max(s.1));
-    let weights: Vec<f64> = scores.iter().map(|(s, _)| (s - maximum).exp()).collect();
-    let sum: f64 = weights.iter().sum();
-    let etas: Vec<f64> = scores
-        .iter()
-        .map(|&(s, e)| {
-            // Exponents of a weight and its rescalings sum to the distance from the final maximum.
-            let distance = maximum - s + 2.0 * worst;
-            let exp = (depth.rescales + 1) as f64 * 3.0 * ULP + 2.0 * distance * ULP;
-            let rescale = depth.rescales as f64 * u;
-            let relative = (e + u * distance + exp + rescale).exp_m1();
-            if distance > FAR_BELOW {
-                relative.max(1.0)
+impl Pass<'_> {
+    /// Reference and bound of a score.
+    ///
+    /// s = scale · n · (A + ρ·g·B) with A = Σ q_i·c_i and B = Σ ±j_i. Sums of d terms err by γ·Σ|terms|, and by what
+    /// the query's own errors sum to; each product adds u.
+    fn score(&self, polar: &Bounded, jl: &Bounded, key: &KeyRecord) -> (f64, f64) {
+        let Self {
+            arithmetic,
+            rotation,
+            depth,
+            ..
+        } = *self;
+        // The f32 values that the kernel is given.
+        let scale = f64::from(self.scale);
+        let gain = f64::from(self.gain.factor(rotation.head_dim()));
+        let u = arithmetic.unit_roundoff;
+        let gamma = arithmetic.gamma(depth.score);
+        let centroids = rotation.head_dim().codebook().centroids.map(f64::from);
+        let (mut a, mut a_abs, mut a_carried, mut c_square) = (0.0, 0.0, 0.0, 0.0);
+        let (mut b, mut b_abs, mut b_carried) = (0.0, 0.0, 0.0);
+        for i in 0..rotation.head_dim().get() {
+            let c = centroids[usize::from(key.code(i))];
+            a += polar.values[i] * c;
+            a_abs += (polar.values[i] * c).abs();
+            a_carried += polar.errors[i] * c.abs();
+            c_square += c * c;
+            b += if key.sign(i) {
+                jl.values[i]
             } else {
-                relative
-            }
-        })
-        .collect();
-    let slack: f64 = weights.iter().zip(&etas).map(|(w, e)| w / sum * e).sum();
-
-    let centroids = head_dim.codebook().centroids.map(f64::from);
-    let mut o = vec![0.0; d];
-    let mut magnitude = vec![0.0; d];
-    for (w, value) in weights.iter().zip(values) {
-        let factor = w / sum * f64::from(value.norm);
-        for i in 0..d {
-            let c = centroids[usize::from(value.code(i))];
-            o[i] += factor * c;
-            magnitude[i] += factor * c.abs();
-        }
-    }
-    let mut deviation = vec![0.0; d];
-    let mut hull = vec![0.0_f64; d];
-    let mut farthest = 0.0_f64;
-    for ((w, eta), value) in weights.iter().zip(&etas).zip(values) {
-        let norm = f64::from(value.norm);
-        for i in 0..d {
-            let off = (norm * centroids[usize::from(value.code(i))] - o[i]).abs();
-            deviation[i] += w / sum * eta * off;
-            hull[i] = hull[i].max(off);
-            farthest = farthest.max(off);
-        }
-    }
-    let accumulate = arithmetic.gamma(depth.accumulate);
-    let quotient = arithmetic.gamma(depth.denominator + 1) + 3.5 * ULP;
-    // Weights cut to 0 or flushed are each below e^-79 of a sum that is at least 1.
-    let cut = keys.len() as f64 * (-FAR_BELOW + 1.0).exp() * farthest;
-    let loose = slack >= 0.5;
-    let errors: Vec<f64> = (0..d)
-        .map(|i| {
-            let by_weights = if loose {
-                hull[i]
-            } else {
-                hull[i].min(deviation[i] / (1.0 - slack))
+                -jl.values[i]
             };
-            let size = magnitude[i] + if loose { hull[i] } else { by_weights };
-            by_weights
-                + accumulate * size * (1.0 + slack.min(1.0))
-                + quotient * (o[i].abs() + by_weights)
-                + cut
-                + SMALLEST_NORMAL * (keys.len() as f64 + 4.0)
-        })
-        .collect();
+            b_abs += jl.values[i].abs();
+            b_carried += jl.errors[i];
+        }
+        let d = rotation.head_dim().get() as f64;
+        let tiny = SMALLEST_NORMAL * (d + 4.0);
+        let a_carried = polar.carried(c_square.sqrt(), a_carried);
+        let b_carried = jl.carried(d.sqrt(), b_carried);
+        let a_error = gamma * (a_abs + a_carried) + a_carried + tiny;
+        let b_error = gamma * (b_abs + b_carried) + b_carried + tiny;
+        let factor = f64::from(key.residual_norm) * gain;
+        let term_error = factor * b_error + 2.0 * u * factor * (b.abs() + b_error) + tiny;
+        let inner = a + factor * b;
+        let inner_error = a_error + term_error;
+        let inner_error = inner_error + u * (inner.abs() + inner_error);
+        let outer = scale * f64::from(key.norm);
+        let s = outer * inner;
+        let s_error = outer.abs() * inner_error + 2.02 * u * (s.abs() + outer.abs() * inner_error);
+        (s, s_error + tiny * (1.0 + scale.abs()))
+    }
 
-    let out = inverse_rht(&rotation.polar, &o);
-    let carried = spread(&errors);
-    let own = arithmetic.transform(head_dim, 1) * (spread(&o) + carried);
-    let flush = d as f64 * SMALLEST_NORMAL;
-    let common = inv_sqrt_error(head_dim);
-    let errors = out
-        .iter()
-        .map(|v| carried + own + common * v.abs() + flush)
-        .collect();
-    Some(Output {
-        out: Bounded {
-            values: out,
-            errors,
-        },
-        loose,
-    })
+    /// Attention of one query over the visible records, or `None` if a score may overflow f32.
+    ///
+    /// An error e_t in a score multiplies its weight by e^±e_t; the subtraction of the maximum, exp and the
+    /// rescaling of earlier tiles multiply it by more. The maximum itself cancels: it is one of the
+    /// computed scores and a common factor of all weights. With η_t the relative error of weight t,
+    /// p the exact softmax, V_t the dequantised values and O = Σ p_t V_t, the quotient Σw̃V/Σw̃ is off by
+    ///   |Σ p_t η_t (V_t − O)| / (1 − Σ p_t η_t),
+    /// and never by more than the furthest value, since the weights are not negative. Both hold for
+    /// each element of the output, since the inverse transform is linear; only the roundings of
+    /// the sums, γ·Σ p|v| in the rotated domain, and of the transform spread over the elements. The
+    /// denominator adds γ·|O|, the division 2.5 ULP.
+    #[must_use]
+    pub fn attention(
+        &self,
+        polar: &Bounded,
+        jl: &Bounded,
+        keys: &[KeyRecord],
+        values: &[Dequantised],
+    ) -> Option<Output> {
+        let Self {
+            arithmetic,
+            rotation,
+            depth,
+            ..
+        } = *self;
+        let head_dim = rotation.head_dim();
+        let d = head_dim.get();
+        if keys.is_empty() {
+            let out = Bounded::exact(&vec![0.0; d]);
+            return Some(Output { out, loose: false });
+        }
+        let u = arithmetic.unit_roundoff;
+        let scores: Vec<(f64, f64)> = keys.iter().map(|key| self.score(polar, jl, key)).collect();
+        // Written so that a NaN, of inf − inf in a bound, counts as unbounded too.
+        let bounded = |&(s, e): &(f64, f64)| s.abs() + e < LARGEST_SCORE;
+        if !scores.iter().all(bounded) {
+            return None;
+        }
+        let maximum = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(s.0));
+        let worst = scores.iter().fold(0.0_f64, |m, s| m.max(s.1));
+        let mut weights: Vec<f64> = scores.iter().map(|(s, _)| (s - maximum).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter_mut().for_each(|w| *w /= sum);
+        let etas: Vec<f64> = scores
+            .iter()
+            .map(|&(s, e)| {
+                // Exponents of a weight and its rescalings sum to the distance from the final maximum.
+                let distance = maximum - s + 2.0 * worst;
+                let exp = (depth.rescales + 1) as f64 * 3.0 * ULP + 2.0 * distance * ULP;
+                let rescale = depth.rescales as f64 * u;
+                let relative = (e + u * distance + exp + rescale).exp_m1();
+                if distance > FAR_BELOW {
+                    relative.max(1.0)
+                } else {
+                    relative
+                }
+            })
+            .collect();
+        let slack: f64 = weights.iter().zip(&etas).map(|(w, e)| w * e).sum();
+        let loose = slack >= 0.5;
+
+        let mut out = vec![0.0; d];
+        let mut magnitude = 0.0;
+        for ((w, eta), value) in weights.iter().zip(&etas).zip(values) {
+            magnitude += w * (1.0 + eta) * value.spread;
+            for (o, v) in out.iter_mut().zip(&value.vector) {
+                *o += w * v;
+            }
+        }
+        let mut deviation = vec![0.0; d];
+        let mut hull = vec![0.0_f64; d];
+        for ((w, eta), value) in weights.iter().zip(&etas).zip(values) {
+            for i in 0..d {
+                let off = (value.vector[i] - out[i]).abs();
+                deviation[i] += w * eta * off;
+                hull[i] = hull[i].max(off);
+            }
+        }
+        // What the sums round is Σ p̃|v| with the weights as computed: never more than the largest |v|.
+        let largest = values.iter().fold(0.0_f64, |m, v| m.max(v.spread));
+        let size = if loose {
+            largest
+        } else {
+            largest.min(magnitude / (1.0 - slack))
+        };
+        // The sums, the stages of the transform and its factor.
+        let roundings = depth.accumulate + head_dim.log2() as usize + 1;
+        let rounded = arithmetic.gamma(roundings) * size;
+        let quotient =
+            arithmetic.gamma(depth.denominator + 1) + 3.5 * ULP + inv_sqrt_error(head_dim);
+        // Weights cut to 0 or flushed are each below e^-79 of a sum that is at least 1.
+        let cut = keys.len() as f64 * (1.0 - FAR_BELOW).exp();
+        let flush = SMALLEST_NORMAL * (keys.len() + d) as f64 * (d as f64).sqrt();
+        let errors: Vec<f64> = (0..d)
+            .map(|i| {
+                let by_weights = if loose {
+                    hull[i]
+                } else {
+                    hull[i].min(deviation[i] / (1.0 - slack))
+                };
+                by_weights
+                    + rounded
+                    + quotient * (out[i].abs() + by_weights)
+                    + cut * hull[i]
+                    + flush
+            })
+            .collect();
+        let errors_l2 = l2(&errors);
+        Some(Output {
+            out: Bounded {
+                values: out,
+                errors,
+                errors_l2,
+            },
+            loose,
+        })
+    }
+}
+
+/// A value record, dequantised once for the queries that see it.
+#[derive(Clone, Debug)]
+pub struct Dequantised {
+    /// n · RHT⁻¹(centroid[code]; polar).
+    vector: Vec<f64>,
+    /// n · Σ|centroid[code_i]|/√d: what roundings in the rotated domain can sum to in one element.
+    spread: f64,
+}
+
+impl Dequantised {
+    /// Dequantises a record.
+    #[must_use]
+    pub fn new(rotation: &Rotation, record: &ValueRecord) -> Self {
+        let head_dim = rotation.head_dim();
+        let centroids = head_dim.codebook().centroids.map(f64::from);
+        let norm = f64::from(record.norm);
+        let rotated: Vec<f64> = (0..head_dim.get())
+            .map(|i| norm * centroids[usize::from(record.code(i))])
+            .collect();
+        Self {
+            spread: spread(&rotated),
+            vector: inverse_rht(&rotation.polar, &rotated),
+        }
+    }
 }

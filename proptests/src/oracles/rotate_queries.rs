@@ -2,7 +2,7 @@
 
 use turboquant_wgpu::Rotation;
 
-use crate::arithmetic::{Arithmetic, SMALLEST_NORMAL, inv_sqrt_error, rht, spread};
+use crate::arithmetic::{Arithmetic, SMALLEST_NORMAL, inv_sqrt_error, l2, rht, spread};
 
 /// Values, each with the bound on its error.
 #[derive(Clone, Debug, Default)]
@@ -11,6 +11,9 @@ pub struct Bounded {
     pub values: Vec<f64>,
     /// Bounds.
     pub errors: Vec<f64>,
+    /// Bound on the Euclidean norm of all errors together, which is less than the elements' bounds would
+    /// give: every stage of a transform is orthogonal up to scale.
+    pub errors_l2: f64,
 }
 
 impl Bounded {
@@ -20,7 +23,14 @@ impl Bounded {
         Self {
             values: values.iter().map(|&v| f64::from(v)).collect(),
             errors: vec![0.0; values.len()],
+            errors_l2: 0.0,
         }
+    }
+
+    /// The most that the errors can sum to with these weights.
+    #[must_use]
+    pub fn carried(&self, weights_l2: f64, weighted: f64) -> f64 {
+        weighted.min(self.errors_l2 * weights_l2)
     }
 }
 
@@ -28,19 +38,9 @@ impl Bounded {
 #[must_use]
 pub fn polar(arithmetic: Arithmetic, rotation: &Rotation, q: &[f32]) -> Bounded {
     if q.iter().any(|v| !v.is_finite()) {
-        return Bounded {
-            values: vec![0.0; q.len()],
-            errors: vec![0.0; q.len()],
-        };
+        return Bounded::exact(&vec![0.0; q.len()]);
     }
-    let exact: Vec<f64> = q.iter().map(|&v| f64::from(v)).collect();
-    transform(
-        arithmetic,
-        rotation,
-        &rotation.polar,
-        &exact,
-        &vec![0.0; q.len()],
-    )
+    transform(arithmetic, rotation, &rotation.polar, &Bounded::exact(q))
 }
 
 /// RHT(q_rot; jl), judged on a rotated query with its errors (none for what a device left).
@@ -49,36 +49,36 @@ pub fn polar(arithmetic: Arithmetic, rotation: &Rotation, q: &[f32]) -> Bounded 
 /// into the subnormals there was still exact here: the allowance for flushing covers it.
 #[must_use]
 pub fn jl(arithmetic: Arithmetic, rotation: &Rotation, q_rot: &Bounded) -> Bounded {
-    transform(
-        arithmetic,
-        rotation,
-        &rotation.jl,
-        &q_rot.values,
-        &q_rot.errors,
-    )
+    transform(arithmetic, rotation, &rotation.jl, q_rot)
 }
 
 /// An element is off by γ_{log₂ d + 1}·Σ|x|/√d (stages and factor), by the factor's own error, by what
-/// the inputs' errors sum to, and by what may have been flushed.
+/// the inputs' errors sum to, and by what may have been flushed. All elements together are off by
+/// γ_{log₂ d + 1}·‖x‖₂ and so on, since every stage is orthogonal up to scale.
 fn transform(
     arithmetic: Arithmetic,
     rotation: &Rotation,
     signs: &turboquant_wgpu::Signs,
-    x: &[f64],
-    errors: &[f64],
+    x: &Bounded,
 ) -> Bounded {
     let head_dim = rotation.head_dim();
-    let largest = x.iter().fold(0.0_f64, |m, v| m.max(v.abs()));
+    let d = head_dim.get() as f64;
+    let largest = x.values.iter().fold(0.0_f64, |m, v| m.max(v.abs()));
     // In the scaled computation the largest element is at least 1 and sums below 2^-126 may vanish;
     // besides, inputs and results may.
-    let flush = head_dim.get() as f64 * SMALLEST_NORMAL * (2.0 + largest);
-    let values = rht(signs, x);
-    let independent = arithmetic.transform(head_dim, 1) * (spread(x) + spread(errors));
-    let carried = spread(errors);
+    let flush = d * SMALLEST_NORMAL * (2.0 + largest);
+    let values = rht(signs, &x.values);
+    let gamma = arithmetic.transform(head_dim, 1);
     let common = inv_sqrt_error(head_dim);
-    let errors = values
-        .iter()
-        .map(|v| independent + carried + common * v.abs() + flush)
-        .collect();
-    Bounded { values, errors }
+    let carried = spread(&x.errors).min(x.errors_l2);
+    let independent = gamma * (spread(&x.values) + carried);
+    let size = l2(&x.values) + x.errors_l2;
+    Bounded {
+        errors: values
+            .iter()
+            .map(|v| independent + carried + common * v.abs() + flush)
+            .collect(),
+        errors_l2: x.errors_l2 + (gamma + common) * size + flush * d.sqrt(),
+        values,
+    }
 }

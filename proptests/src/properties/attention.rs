@@ -6,7 +6,7 @@ use turboquant_wgpu::twin::{KeyRecord, ValueRecord};
 use crate::adapters::Device;
 use crate::case::Case;
 use crate::fixture::{Attended, Fixture, Raw, key_record, value_record};
-use crate::oracles::attention::{Depth, attention};
+use crate::oracles::attention::{Depth, Dequantised, Pass};
 use crate::oracles::rotate_queries::Bounded;
 use crate::verdict::{Evidence, Failure, Outcome, within};
 
@@ -68,6 +68,15 @@ pub(super) fn judge(
     let rotation = case.rotation()?;
     let d = case.head_dim as usize;
     let records = Records::read(fixture, raw)?;
+    let dequantised: Vec<Vec<Dequantised>> = records
+        .values
+        .iter()
+        .map(|head| {
+            head.iter()
+                .map(|v| Dequantised::new(&rotation, v))
+                .collect()
+        })
+        .collect();
     let group = case.n_heads / case.n_kv_heads;
     let mut evidence = Evidence::default();
     let mut unbounded = 0;
@@ -80,21 +89,22 @@ pub(super) fn judge(
         } else {
             case.kv_split as usize
         };
-        let depth = Depth::kernel(d, visible, split_len);
+        let pass = Pass {
+            arithmetic: fixture.device.arithmetic,
+            rotation: &rotation,
+            depth: Depth::kernel(d, visible, split_len),
+            scale: case.scale,
+            gain: case.gain,
+        };
         for head in 0..case.n_heads {
             let kv_head = (head / group) as usize;
             let index = (row * case.n_heads + head) as usize;
             let (polar, jl) = rotated(index);
-            let Some(reference) = attention(
-                fixture.device.arithmetic,
-                &rotation,
-                depth,
+            let Some(reference) = pass.attention(
                 &polar,
                 &jl,
                 &records.keys[kv_head][..visible],
-                &records.values[kv_head][..visible],
-                case.scale,
-                case.gain,
+                &dequantised[kv_head][..visible],
             ) else {
                 unbounded += 1;
                 continue;
