@@ -211,6 +211,7 @@ impl DeviceLayout {
     /// First word of a region. A region that this kind does not have starts at the buffer's end.
     #[must_use]
     pub fn region_start(&self, region: DeviceRegion) -> u32 {
+        // No product here can wrap: the constructor has checked their sum.
         let records = self.shape.n_kv_heads * self.capacity;
         self.kind
             .device_regions()
@@ -226,8 +227,10 @@ impl DeviceLayout {
     /// another record.
     #[must_use]
     pub fn slot(&self, region: DeviceRegion, head: u32, timestep: u32) -> u32 {
-        self.region_start(region)
-            + (head * self.capacity + timestep) * region.record_words(self.shape.head_dim)
+        // Wrapping, so that a position outside is wrong in every build and a panic in none.
+        let record = head.wrapping_mul(self.capacity).wrapping_add(timestep);
+        let words = record.wrapping_mul(region.record_words(self.shape.head_dim));
+        self.region_start(region).wrapping_add(words)
     }
 
     /// Bytes of the buffer that hold the first `timesteps` records of a head in a region: what a
