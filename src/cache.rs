@@ -148,8 +148,7 @@ impl Queries {
             }
         }
         let bytes = (u64::from(rows) * u64::from(n_heads))
-            .checked_mul(8 * u64::from(head_dim.get_u32()))
-            .unwrap_or(u64::MAX);
+            .saturating_mul(8 * u64::from(head_dim.get_u32()));
         let rotated = gpu.buffer("rotated queries", bytes, CACHE_USAGES)?;
         Ok(Self {
             gpu: gpu.clone(),
@@ -763,7 +762,8 @@ impl Cache {
     /// written. The result comes once the encoder is submitted and has run.
     ///
     /// # Errors
-    /// No such layer, or one without a cache; [`Error::TooLarge`]; [`Error::OutOfMemory`]; a lost device.
+    /// No such layer, or one without a cache; [`Error::TooLarge`] if what the layer holds, keys and values
+    /// together, passes the device's `max_buffer_size`; [`Error::OutOfMemory`]; a lost device.
     pub fn snapshot(
         &self,
         encoder: &mut wgpu::CommandEncoder,

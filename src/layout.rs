@@ -412,6 +412,24 @@ mod tests {
         assert_eq!(bytes(u32::MAX, 1 << 31, 0), Some(16));
     }
 
+    /// The table of the crate's documentation.
+    #[test]
+    fn a_vector_takes_the_documented_bytes() {
+        for (head_dim, key, value) in [
+            (HeadDim::D32, 16, 12),
+            (HeadDim::D64, 28, 20),
+            (HeadDim::D128, 52, 36),
+            (HeadDim::D256, 100, 68),
+        ] {
+            let shape = LayerShape {
+                head_dim,
+                n_kv_heads: 1,
+            };
+            let bytes = |kind| DeviceLayout::new(kind, shape, 1).unwrap().bytes();
+            assert_eq!((bytes(Kind::Keys), bytes(Kind::Values)), (key, value));
+        }
+    }
+
     /// 64 heads × 2^24 positions at d = 128 is 13 words a key: past u32, refused before anything
     /// else happens.
     #[test]

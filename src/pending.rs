@@ -19,6 +19,8 @@ enum State {
 }
 
 type Shared = Arc<Mutex<State>>;
+/// Turns the bytes that came into the result.
+type Decode<T> = Box<dyn FnOnce(&[u8]) -> Result<T, Error> + Send>;
 
 fn lock(shared: &Shared) -> std::sync::MutexGuard<'_, State> {
     // The state is replaced whole, so that it is sound after a panic elsewhere.
@@ -71,7 +73,7 @@ pub struct Pending<T> {
     /// `None` when there is nothing to read.
     buffer: Option<wgpu::Buffer>,
     shared: Shared,
-    decode: Option<Box<dyn FnOnce(&[u8]) -> Result<T, Error> + Send>>,
+    decode: Option<Decode<T>>,
 }
 
 impl<T> Pending<T> {
