@@ -636,7 +636,7 @@ impl Cache {
         let n_splits = visible.div_ceil(split_len);
         let row_parts = u64::from(queries.n_heads) * u64::from(n_splits);
         // An accumulator of head_dim, a maximum and a sum.
-        let row_partials = row_parts * (u64::from(head_dim.get_u32()) + 2) * 4;
+        let row_partials = row_parts.saturating_mul((u64::from(head_dim.get_u32()) + 2) * 4);
         let limits = self.gpu.limits();
         let most = limits
             .max_storage_buffer_binding_size

@@ -348,6 +348,7 @@ on_every_backend! {
     workgroup_memory_need_not_be_zero,
     workgroups_spill_into_y,
     long_inputs_are_cut_into_bindings,
+    a_snapshot_past_the_largest_buffer_is_refused,
     dropped_commands_resolve,
     pending_results_can_be_awaited,
     a_tiny_limit_is_a_timeout_or_the_result,
@@ -1447,6 +1448,14 @@ fn workgroup_memory_need_not_be_zero(lab: &Lab) {
             "d {head_dim}"
         );
     }
+    // It is the device that has to be the same, not the handle.
+    let (cache, q, _) = filled(&zeroing, HeadDim::D32, 1, 1, 1);
+    let mut queries = Queries::new(&lab.gpu, HeadDim::D32, 1, 1).expect("queries");
+    let source = upload(&lab.gpu, &q);
+    let result = submit(&lab.gpu, |encoder| {
+        cache.rotate(encoder, 0, (&source).into(), 1, &mut queries)
+    });
+    assert_eq!(result, Ok(()));
 }
 
 /// What 65,535 workgroups in a dimension are to a large input, 8 are to a small one.
@@ -1459,8 +1468,25 @@ fn workgroups_spill_into_y(lab: &Lab) {
             "d {head_dim}"
         );
     }
-    // 63, 64 and 65 workgroups of 4 vectors: the last one that fits, and the first that does not.
+    // 36 query vectors are 9 workgroups of rotation, and as many of merging.
     let d = HeadDim::D256;
+    let outputs = [&lab.gpu, &narrow].map(|gpu| {
+        let (cache, ..) = filled(gpu, d, 2, 60, 53);
+        let what = Attend {
+            split: split(60),
+            ..plain(d, 9, 44)
+        };
+        bits(&attend(
+            gpu,
+            &cache,
+            0,
+            4,
+            &noise(3, 9 * 4 * d.get()),
+            &what,
+        ))
+    });
+    assert!(outputs[0] == outputs[1]);
+    // 63, 64 and 65 workgroups of 4 vectors: the last one that fits, and the first that does not.
     for rows in [252, 253, 256] {
         let (found, ..) = filled(&narrow, d, 1, 260, rows);
         let (expected, ..) = filled(&lab.gpu, d, 1, 260, rows);
@@ -1538,6 +1564,33 @@ fn long_inputs_are_cut_into_bindings(lab: &Lab) {
         ),
         "{error:?}"
     );
+}
+
+fn a_snapshot_past_the_largest_buffer_is_refused(lab: &Lab) {
+    let small = lab.device(|limits| {
+        limits.max_buffer_size = 1 << 16;
+        limits.max_storage_buffer_binding_size = 1 << 16;
+    });
+    // 28 bytes a key and 20 a value: each fits, both do not.
+    let mut cache = new_cache(&small, HeadDim::D64, &[1], 2000);
+    for position in (0..2000).step_by(200) {
+        let rows = noise(u64::from(position), 200 * 64);
+        encode(&small, &mut cache, 0, &rows, &rows, position);
+    }
+    let error = submit(&small, |encoder| cache.snapshot(encoder, 0).map(drop));
+    assert!(
+        matches!(
+            error,
+            Err(Error::TooLarge {
+                found: 96_000,
+                limit_name: "max_buffer_size",
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+    cache.truncate(0, 1300).expect("shorter");
+    assert_eq!(snapshot(&small, &cache, 0).values.len(), 16 + 1300 * 18);
 }
 
 // ---------------------------------------------------------------------------------------------
