@@ -35,6 +35,10 @@ const COUNTERS: usize = 8;
 const KEY_COUNTERS: u32 = 0;
 const VALUE_COUNTERS: u32 = 3;
 const QUERY_COUNTER: u32 = 6;
+/// The last word of the counter buffer, copied to the end of everything that is read back. wgpu maps a
+/// staging buffer even if it has refused the commands that were to fill it, and would deliver zeros.
+const DELIVERED: [u8; 4] = *b"done";
+const DELIVERED_OFFSET: u64 = 4 * (COUNTERS as u64 - 1);
 
 /// Shape of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -283,7 +287,15 @@ impl Cache {
                     rotation: Rotation::new(config.head_dim, config.seed, index as u32),
                     keys: Store::new(gpu, Kind::Keys, shape, config.capacity)?,
                     values: Store::new(gpu, Kind::Values, shape, config.capacity)?,
-                    counters: gpu.buffer("counters", 4 * COUNTERS as u64, CACHE_USAGES)?,
+                    counters: gpu.buffer_filled(
+                        "counters",
+                        DELIVERED_OFFSET + 4,
+                        CACHE_USAGES,
+                        |words| {
+                            words[DELIVERED_OFFSET as usize..].copy_from_slice(&DELIVERED);
+                            Ok(())
+                        },
+                    )?,
                     len: 0,
                 }))
             })
@@ -784,7 +796,7 @@ impl Cache {
         } else {
             let staging = self.gpu.buffer(
                 "snapshot",
-                bytes,
+                bytes + 4,
                 wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             )?;
             let mut at = 0;
@@ -798,10 +810,15 @@ impl Cache {
                     }
                 }
             }
+            encoder.copy_buffer_to_buffer(&found.counters, DELIVERED_OFFSET, &staging, at, 4);
             Some(staging)
         };
         Ok(Pending::record(&self.gpu, encoder, staging, move |bytes| {
-            let mut rest = bytes;
+            let mut rest = if bytes.is_empty() {
+                bytes
+            } else {
+                delivered(bytes)?
+            };
             Ok(Snapshot {
                 keys: to_blob(Kind::Keys, shape, seq_len, &mut rest)?,
                 values: to_blob(Kind::Values, shape, seq_len, &mut rest)?,
@@ -888,6 +905,7 @@ impl Cache {
             encoder,
             Some(staging),
             |bytes| {
+                let bytes = delivered(bytes)?;
                 let word = |i: u32| {
                     let at = 4 * i as usize;
                     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -1033,6 +1051,11 @@ fn automatic_split_len(vectors: u64, visible: u32) -> u32 {
     // `wanted` is at most `longest`, a u32.
     let len = visible.div_ceil(wanted as u32);
     len.max(1).checked_next_multiple_of(TILE).unwrap_or(len)
+}
+
+/// What was read back, less the mark that says that it was.
+fn delivered(bytes: &[u8]) -> Result<&[u8], Error> {
+    bytes.strip_suffix(&DELIVERED).ok_or(Error::NotSubmitted)
 }
 
 const fn cache_name(kind: Kind) -> &'static str {

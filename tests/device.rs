@@ -340,6 +340,7 @@ on_every_backend! {
     refusals_record_nothing,
     constructors_refuse_by_name,
     foreign_buffers_are_an_error,
+    a_refused_encoder_delivers_nothing,
     no_rows_are_no_work,
     truncation_forgets,
     counters_count_each_kind,
@@ -1197,6 +1198,26 @@ fn foreign_buffers_are_an_error(lab: &Lab) {
     assert!(bench.state() == before, "something changed");
 }
 
+/// wgpu tells of a bad encoder when it is finished, and of its submission; an engine that only logs
+/// both must not be handed a snapshot of zeros.
+fn a_refused_encoder_delivers_nothing(lab: &Lab) {
+    let (cache, ..) = filled(&lab.gpu, HeadDim::D32, 1, 4, 4);
+    let other = lab.device(|_| {});
+    let foreign = upload(&other, &[0.0; 4]);
+    let own = upload(&lab.gpu, &[0.0; 4]);
+    let (pending, mut encoder) = pending_snapshot(&lab.gpu, &cache);
+    let counted = cache.counters(&mut encoder, 0).expect("counters");
+    encoder.copy_buffer_to_buffer(&foreign, 0, &own, 0, 16);
+    let scope = lab
+        .gpu
+        .device()
+        .push_error_scope(wgpu::ErrorFilter::Validation);
+    lab.gpu.queue().submit([encoder.finish()]);
+    block_on(scope.pop()).expect("wgpu refuses it");
+    assert_eq!(pending.wait(LIMIT), Err(Error::NotSubmitted));
+    assert_eq!(block_on(counted), Err(Error::NotSubmitted));
+}
+
 fn no_rows_are_no_work(lab: &Lab) {
     let mut bench = Bench::new(&lab.gpu);
     let before = bench.state();
@@ -1582,7 +1603,7 @@ fn a_snapshot_past_the_largest_buffer_is_refused(lab: &Lab) {
         matches!(
             error,
             Err(Error::TooLarge {
-                found: 96_000,
+                found: 96_004,
                 limit_name: "max_buffer_size",
                 ..
             })
