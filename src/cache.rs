@@ -23,11 +23,22 @@ const AUTOMATIC_WORKGROUPS: u64 = 2048;
 /// cut into several dispatches.
 const PARTIALS_BYTES: u64 = 64 << 20;
 
+/// Usages of every buffer that a caller may inspect.
+const CACHE_USAGES: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE
+    .union(wgpu::BufferUsages::COPY_SRC)
+    .union(wgpu::BufferUsages::COPY_DST);
+/// Shaders index words with a u32: no binding may be longer, whatever the device allows.
+const ADDRESSABLE_BYTES: u64 = 4 << 32;
+
 /// Words of a layer's counter buffer.
 const COUNTERS: usize = 8;
 const KEY_COUNTERS: u32 = 0;
 const VALUE_COUNTERS: u32 = 3;
 const QUERY_COUNTER: u32 = 6;
+/// The last word of the counter buffer, copied to the end of everything that is read back. wgpu maps a
+/// staging buffer even if it has refused the commands that were to fill it, and would deliver zeros.
+const DELIVERED: [u8; 4] = *b"done";
+const DELIVERED_OFFSET: u64 = 4 * (COUNTERS as u64 - 1);
 
 /// Shape of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,15 +152,8 @@ impl Queries {
             }
         }
         let bytes = (u64::from(rows) * u64::from(n_heads))
-            .checked_mul(8 * u64::from(head_dim.get_u32()))
-            .unwrap_or(u64::MAX);
-        let rotated = gpu.buffer(
-            "rotated queries",
-            bytes,
-            wgpu::BufferUsages::STORAGE
-                | wgpu::BufferUsages::COPY_SRC
-                | wgpu::BufferUsages::COPY_DST,
-        )?;
+            .saturating_mul(8 * u64::from(head_dim.get_u32()));
+        let rotated = gpu.buffer("rotated queries", bytes, CACHE_USAGES)?;
         Ok(Self {
             gpu: gpu.clone(),
             head_dim,
@@ -216,17 +220,7 @@ struct Store {
 impl Store {
     fn new(gpu: &Gpu, kind: Kind, shape: LayerShape, capacity: u32) -> Result<Self, Error> {
         let layout = DeviceLayout::new(kind, shape, capacity)?;
-        let what = match kind {
-            Kind::Keys => "key cache",
-            Kind::Values => "value cache",
-        };
-        let buffer = gpu.buffer(
-            what,
-            layout.bytes(),
-            wgpu::BufferUsages::STORAGE
-                | wgpu::BufferUsages::COPY_SRC
-                | wgpu::BufferUsages::COPY_DST,
-        )?;
+        let buffer = gpu.buffer(cache_name(kind), layout.bytes(), CACHE_USAGES)?;
         Ok(Self { layout, buffer })
     }
 }
@@ -235,6 +229,8 @@ impl Store {
 ///
 /// Operations record into the caller's encoder and take effect when that is submitted; lengths are
 /// kept on the host as of recording. Nothing is recorded by a call that returns an error.
+/// The encoder has to be of the cache's device: wgpu has no way to ask, and refuses a foreign one
+/// when it is finished.
 ///
 /// Keys are expected after their rotary position embedding.
 #[derive(Debug)]
@@ -247,11 +243,17 @@ pub struct Cache {
 impl Cache {
     /// Allocates the buffers of every layer and compiles the kernels if that has not been done.
     ///
+    /// It is async for the sake of browsers, where a kernel's verdict takes a turn of the event loop;
+    /// on native targets it never waits.
+    ///
     /// # Errors
     /// [`Error::TooLarge`] naming the limit, before anything is allocated; [`Error::ZeroSize`] for no
-    /// capacity; [`Error::OutOfMemory`]; [`Error::Rejected`] if a kernel does not compile.
+    /// capacity; [`Error::OutOfMemory`]; [`Error::Rejected`] if a kernel does not compile; a lost device.
     pub async fn new(gpu: &Gpu, config: CacheConfig) -> Result<Self, Error> {
         // All sizes are checked before the first allocation.
+        if config.capacity == 0 {
+            return Err(Error::ZeroSize { what: "capacity" });
+        }
         for &n_kv_heads in config.n_kv_heads.iter().filter(|&&n| n > 0) {
             let shape = LayerShape {
                 head_dim: config.head_dim,
@@ -259,19 +261,7 @@ impl Cache {
             };
             for kind in [Kind::Keys, Kind::Values] {
                 let bytes = DeviceLayout::new(kind, shape, config.capacity)?.bytes();
-                let limits = gpu.limits();
-                check_limit(
-                    "a layer's cache",
-                    bytes,
-                    "max_buffer_size",
-                    limits.max_buffer_size,
-                )?;
-                check_limit(
-                    "a layer's cache",
-                    bytes,
-                    "max_storage_buffer_binding_size",
-                    limits.max_storage_buffer_binding_size,
-                )?;
+                gpu.check_buffer_size(cache_name(kind), bytes, CACHE_USAGES)?;
             }
         }
         u32::try_from(config.n_kv_heads.len()).map_err(|_| Error::TooLarge {
@@ -297,12 +287,14 @@ impl Cache {
                     rotation: Rotation::new(config.head_dim, config.seed, index as u32),
                     keys: Store::new(gpu, Kind::Keys, shape, config.capacity)?,
                     values: Store::new(gpu, Kind::Values, shape, config.capacity)?,
-                    counters: gpu.buffer(
+                    counters: gpu.buffer_filled(
                         "counters",
-                        4 * COUNTERS as u64,
-                        wgpu::BufferUsages::STORAGE
-                            | wgpu::BufferUsages::COPY_SRC
-                            | wgpu::BufferUsages::COPY_DST,
+                        DELIVERED_OFFSET + 4,
+                        CACHE_USAGES,
+                        |words| {
+                            words[DELIVERED_OFFSET as usize..].copy_from_slice(&DELIVERED);
+                            Ok(())
+                        },
                     )?,
                     len: 0,
                 }))
@@ -449,18 +441,7 @@ impl Cache {
                 Kind::Keys => "keys",
                 Kind::Values => "values",
             };
-            for (role, own) in [
-                ("key cache", &found.keys.buffer),
-                ("value cache", &found.values.buffer),
-                ("counters", &found.counters),
-            ] {
-                if source.buffer == own {
-                    return Err(Error::AliasedBuffers {
-                        first: name,
-                        second: role,
-                    });
-                }
-            }
+            self.check_not_own(name, source.buffer)?;
             check_rows(name, source, u64::from(rows) * row_bytes)?;
             for chunk in chunks(&self.gpu, "a row of the source", 0..rows, row_bytes)? {
                 dispatches
@@ -541,8 +522,7 @@ impl Cache {
     ) -> Result<(), Error> {
         let found = self.layer(layer)?;
         let head_dim = self.config.head_dim;
-        check_same("head_dim", queries.head_dim.get(), head_dim.get())?;
-        query_heads_per_kv_head(queries.n_heads, found.keys.layout.shape().n_kv_heads)?;
+        self.check_queries(queries, found)?;
         if rows > queries.capacity {
             return Err(Error::RowsOutOfRange {
                 what: "rotate: the room in the queries",
@@ -553,17 +533,13 @@ impl Cache {
         }
         let row_bytes = 4 * u64::from(queries.n_heads) * u64::from(head_dim.get_u32());
         if rows > 0 {
-            for (second, own) in [
-                ("rotated queries", &queries.rotated),
-                ("counters", &found.counters),
-            ] {
-                if source.buffer == own {
-                    return Err(Error::AliasedBuffers {
-                        first: "queries",
-                        second,
-                    });
-                }
-            }
+            check_distinct(
+                "queries",
+                source.buffer,
+                "rotated queries",
+                &queries.rotated,
+            )?;
+            self.check_not_own("queries", source.buffer)?;
             check_rows("queries", source, u64::from(rows) * row_bytes)?;
             let mut dispatches = Vec::new();
             for chunk in chunks(&self.gpu, "a row of the queries", 0..rows, 2 * row_bytes)? {
@@ -623,18 +599,11 @@ impl Cache {
         let found = self.layer(layer)?;
         let shape = found.keys.layout.shape();
         let head_dim = shape.head_dim;
-        check_same("head_dim", queries.head_dim.get(), head_dim.get())?;
-        query_heads_per_kv_head(queries.n_heads, shape.n_kv_heads)?;
+        self.check_queries(queries, found)?;
         let Range { start, end } = attend.rows.clone();
         let held = match &queries.held {
             Some((rows, rotation)) if *rotation == found.rotation => *rows,
-            Some(_) => {
-                return Err(Error::ForeignQueries {
-                    what: "rotation: they were rotated for another layer or seed than layer",
-                    found: 0,
-                    expected: u64::from(layer),
-                });
-            }
+            Some(_) => return Err(Error::ForeignRotation { layer }),
             None => 0,
         };
         if start > end || end > held {
@@ -663,19 +632,8 @@ impl Cache {
                 limit: u64::from(found.len),
             });
         }
-        for (second, own) in [
-            ("rotated queries", Some(&queries.rotated)),
-            ("partial results", queries.partials.as_ref()),
-            ("key cache", Some(&found.keys.buffer)),
-            ("value cache", Some(&found.values.buffer)),
-        ] {
-            if own == Some(output.buffer) {
-                return Err(Error::AliasedBuffers {
-                    first: "output",
-                    second,
-                });
-            }
-        }
+        check_distinct("output", output.buffer, "rotated queries", &queries.rotated)?;
+        self.check_not_own("output", output.buffer)?;
         let row_bytes = 4 * u64::from(queries.n_heads) * u64::from(head_dim.get_u32());
         check_rows("output", output, u64::from(end) * row_bytes)?;
 
@@ -690,18 +648,19 @@ impl Cache {
         let n_splits = visible.div_ceil(split_len);
         let row_parts = u64::from(queries.n_heads) * u64::from(n_splits);
         // An accumulator of head_dim, a maximum and a sum.
-        let row_partials = row_parts * (u64::from(head_dim.get_u32()) + 2) * 4;
+        let row_partials = row_parts.saturating_mul((u64::from(head_dim.get_u32()) + 2) * 4);
         let limits = self.gpu.limits();
         let most = limits
             .max_storage_buffer_binding_size
-            .min(limits.max_buffer_size);
+            .min(limits.max_buffer_size)
+            .min(ADDRESSABLE_BYTES);
         check_limit(
             "partial results of one row (n_heads × KV splits × (head_dim + 2) × 4 bytes)",
             row_partials,
             "max_storage_buffer_binding_size",
             most,
         )?;
-        let rows_at_once = (PARTIALS_BYTES / row_partials).max(1);
+        let rows_at_once = (PARTIALS_BYTES.min(most) / row_partials).max(1);
         let rows_at_once = rows_at_once.min(u64::from(end - start)) as u32;
         let partials = queries
             .partials(u64::from(rows_at_once) * row_partials)?
@@ -815,7 +774,8 @@ impl Cache {
     /// written. The result comes once the encoder is submitted and has run.
     ///
     /// # Errors
-    /// No such layer, or one without a cache; [`Error::TooLarge`]; [`Error::OutOfMemory`]; a lost device.
+    /// No such layer, or one without a cache; [`Error::TooLarge`] if what the layer holds, keys and values
+    /// together, passes the device's `max_buffer_size`; [`Error::OutOfMemory`]; a lost device.
     pub fn snapshot(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -836,7 +796,7 @@ impl Cache {
         } else {
             let staging = self.gpu.buffer(
                 "snapshot",
-                bytes,
+                bytes + 4,
                 wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             )?;
             let mut at = 0;
@@ -850,10 +810,15 @@ impl Cache {
                     }
                 }
             }
+            encoder.copy_buffer_to_buffer(&found.counters, DELIVERED_OFFSET, &staging, at, 4);
             Some(staging)
         };
         Ok(Pending::record(&self.gpu, encoder, staging, move |bytes| {
-            let mut rest = bytes;
+            let mut rest = if bytes.is_empty() {
+                bytes
+            } else {
+                delivered(bytes)?
+            };
             Ok(Snapshot {
                 keys: to_blob(Kind::Keys, shape, seq_len, &mut rest)?,
                 values: to_blob(Kind::Values, shape, seq_len, &mut rest)?,
@@ -940,6 +905,7 @@ impl Cache {
             encoder,
             Some(staging),
             |bytes| {
+                let bytes = delivered(bytes)?;
                 let word = |i: u32| {
                     let at = 4 * i as usize;
                     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -956,6 +922,34 @@ impl Cache {
                 })
             },
         ))
+    }
+
+    /// Refuses a caller's buffer that is one of the cache's own, of whatever layer: as an output it
+    /// would overwrite what is stored there.
+    fn check_not_own(&self, name: &'static str, buffer: &wgpu::Buffer) -> Result<(), Error> {
+        for layer in self.layers.iter().flatten() {
+            for kind in [Kind::Keys, Kind::Values] {
+                check_distinct(name, buffer, cache_name(kind), &layer.store(kind).buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that queries are of this cache's device and of the layer's shape.
+    fn check_queries(&self, queries: &Queries, layer: &Layer) -> Result<(), Error> {
+        if queries.gpu.device() != self.gpu.device() {
+            return Err(Error::ForeignDevice { what: "queries" });
+        }
+        let shape = layer.keys.layout.shape();
+        if queries.head_dim != shape.head_dim {
+            return Err(Error::ForeignQueries {
+                what: "head_dim",
+                found: u64::from(queries.head_dim.get_u32()),
+                expected: u64::from(shape.head_dim.get_u32()),
+            });
+        }
+        query_heads_per_kv_head(queries.n_heads, shape.n_kv_heads)?;
+        Ok(())
     }
 
     /// A binding of `bytes` bytes from `rows` on. Binding offsets have a coarse alignment: the binding begins
@@ -1059,15 +1053,28 @@ fn automatic_split_len(vectors: u64, visible: u32) -> u32 {
     len.max(1).checked_next_multiple_of(TILE).unwrap_or(len)
 }
 
-fn check_same(what: &'static str, found: usize, expected: usize) -> Result<(), Error> {
-    if found == expected {
-        Ok(())
+/// What was read back, less the mark that says that it was.
+fn delivered(bytes: &[u8]) -> Result<&[u8], Error> {
+    bytes.strip_suffix(&DELIVERED).ok_or(Error::NotSubmitted)
+}
+
+const fn cache_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Keys => "key cache",
+        Kind::Values => "value cache",
+    }
+}
+
+fn check_distinct(
+    first: &'static str,
+    a: &wgpu::Buffer,
+    second: &'static str,
+    b: &wgpu::Buffer,
+) -> Result<(), Error> {
+    if a == b {
+        Err(Error::AliasedBuffers { first, second })
     } else {
-        Err(Error::ForeignQueries {
-            what,
-            found: found as u64,
-            expected: expected as u64,
-        })
+        Ok(())
     }
 }
 
@@ -1110,6 +1117,7 @@ fn chunks(
     // A binding begins up to one alignment before its first row.
     let most = limits
         .max_storage_buffer_binding_size
+        .min(ADDRESSABLE_BYTES)
         .saturating_sub(u64::from(limits.min_storage_buffer_offset_alignment));
     check_limit(what, row_bytes, "max_storage_buffer_binding_size", most)?;
     let at_once = u32::try_from(most / row_bytes).unwrap_or(u32::MAX);

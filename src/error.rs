@@ -112,7 +112,7 @@ pub enum Error {
         /// The other.
         second: &'static str,
     },
-    /// Rotated queries that do not belong to this layer: another shape, seed or layer.
+    /// Queries of another shape than the layer's.
     #[error("queries: {what} is {found}, the layer's is {expected}")]
     ForeignQueries {
         /// What differs.
@@ -121,6 +121,18 @@ pub enum Error {
         found: u64,
         /// The layer's.
         expected: u64,
+    },
+    /// Queries that were rotated for another layer, or for a cache with another seed.
+    #[error("the queries were not rotated for layer {layer} of this cache")]
+    ForeignRotation {
+        /// The layer they should attend to.
+        layer: u32,
+    },
+    /// An object that was made on another device than the cache.
+    #[error("{what}: made on another device than the cache")]
+    ForeignDevice {
+        /// Which object.
+        what: &'static str,
     },
     /// A parameter that is not a finite number.
     #[error("{what} is {found}: expected a finite number")]
@@ -179,10 +191,24 @@ pub enum Error {
     /// A wait for the GPU outlasted its limit. The work may still end later.
     #[error("the GPU did not finish within {0:?}")]
     Timeout(core::time::Duration),
+    /// The encoder that was to deliver a result was dropped, or refused by wgpu, before it ran.
+    #[error("the commands were dropped before they ran")]
+    NotSubmitted,
     /// The device ran out of memory.
     #[error("out of device memory: {0}")]
     OutOfMemory(String),
-    /// wgpu refused what this crate recorded. A bug of this crate, reported rather than hidden.
+    /// wgpu refused an object that this crate was about to record: one of the caller's buffers is
+    /// destroyed or of another device; otherwise a bug of this crate, reported rather than hidden.
     #[error("wgpu refused a command: {0}")]
     Rejected(String),
+}
+
+impl Error {
+    /// What wgpu said against an object. Not a `From`, which would be public.
+    pub(crate) fn from_wgpu(error: wgpu::Error) -> Self {
+        match error {
+            wgpu::Error::OutOfMemory { source } => Self::OutOfMemory(source.to_string()),
+            other => Self::Rejected(other.to_string()),
+        }
+    }
 }

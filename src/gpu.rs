@@ -1,7 +1,6 @@
 //! The device: the engine's own, or one opened here; pipelines; buffers with checked sizes.
 
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
 
 use crate::shaders::{Kernel, constants};
 use crate::{Error, HeadDim};
@@ -13,6 +12,11 @@ const WORKGROUP_LANES: u32 = 64;
 const WORKGROUP_BYTES: u32 = 8 << 10;
 /// The most storage buffers a kernel binds (`attention`).
 const STORAGE_BUFFERS: u32 = 4;
+
+/// The longest single wait. wgpu's GL backend cuts a wait to 4.3 s, and holds its context all the
+/// while: threads that want it panic after 6 s.
+#[cfg(not(target_arch = "wasm32"))]
+const WAIT_SLICE: core::time::Duration = core::time::Duration::from_secs(1);
 
 /// How pipelines are built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,8 +62,9 @@ impl std::fmt::Debug for Gpu {
 impl Gpu {
     /// Uses the engine's own device and queue.
     ///
-    /// The device's callbacks stay the engine's. Forward a loss with [`Gpu::note_device_lost`] to have its
-    /// reason in the errors.
+    /// The device's callbacks stay the engine's. Forward a loss with [`Gpu::note_device_lost`]: later
+    /// calls then refuse at once with its reason. Without it they notice only where a buffer can
+    /// no longer be mapped, since wgpu tells a loss to the callback alone.
     ///
     /// # Errors
     /// [`Error::AdapterUnusable`] if the device's limits are below what the kernels need; it names the limit.
@@ -174,8 +179,10 @@ impl Gpu {
 
     async fn compile(&self, head_dim: HeadDim) -> Result<Pipelines, Error> {
         let device = &self.inner.device;
+        // Error scopes belong to a thread: they are popped before the first await.
         let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let pipelines = Pipelines {
             encode_keys: self.pipeline(Kernel::EncodeKeys, head_dim),
             encode_values: self.pipeline(Kernel::EncodeValues, head_dim),
@@ -183,10 +190,10 @@ impl Gpu {
             attention: self.pipeline(Kernel::Attention, head_dim),
             merge_attention: self.pipeline(Kernel::MergeAttention, head_dim),
         };
-        let errors = [internal.pop(), validation.pop()];
+        let errors = [memory.pop(), internal.pop(), validation.pop()];
         for error in errors {
             if let Some(error) = error.await {
-                return Err(Error::Rejected(error.to_string()));
+                return Err(self.explain(Error::from_wgpu(error)));
             }
         }
         Ok(pipelines)
@@ -236,6 +243,7 @@ impl Gpu {
     }
 
     /// Runs callbacks that are due. Does not block.
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn poll_once(&self) {
         // Polling for a submission index of another device is the one error; none is passed.
         let _ = self.inner.device.poll(wgpu::PollType::Poll);
@@ -245,17 +253,27 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::DeviceLost`].
+    ///
+    /// # Panics
+    /// wgpu itself panics in any poll if the driver reports the loss of the device just then. Once
+    /// the loss is known no more polls are made.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn poll_wait(&self, limit: core::time::Duration) -> Result<(), Error> {
-        let waited = self.inner.device.poll(wgpu::PollType::Wait {
-            submission_index: None,
-            timeout: Some(limit),
-        });
-        self.check_lost()?;
-        match waited {
-            Ok(_) => Ok(()),
-            Err(wgpu::PollError::Timeout) => Err(Error::Timeout(limit)),
-            Err(e) => Err(Error::Rejected(e.to_string())),
+        let start = std::time::Instant::now();
+        loop {
+            self.check_lost()?;
+            let left = limit.saturating_sub(start.elapsed());
+            let waited = self.inner.device.poll(wgpu::PollType::Wait {
+                submission_index: None,
+                timeout: Some(left.min(WAIT_SLICE)),
+            });
+            self.check_lost()?;
+            match waited {
+                Ok(_) => return Ok(()),
+                Err(wgpu::PollError::Timeout) if left > WAIT_SLICE => {}
+                Err(wgpu::PollError::Timeout) => return Err(Error::Timeout(limit)),
+                Err(e) => return Err(Error::Rejected(e.to_string())),
+            }
         }
     }
 
@@ -266,16 +284,9 @@ impl Gpu {
         bytes: u64,
         usage: wgpu::BufferUsages,
     ) -> Result<wgpu::Buffer, Error> {
-        self.check_lost()?;
         self.check_buffer_size(what, bytes, usage)?;
-        self.guarded(|| {
-            self.inner.device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some(what),
-                size: bytes,
-                usage,
-                mapped_at_creation: false,
-            })
-        })
+        self.check_alive()?;
+        self.create_buffer(what, bytes, usage, false)
     }
 
     /// Creates a buffer that holds what `fill` writes.
@@ -288,28 +299,51 @@ impl Gpu {
     ) -> Result<wgpu::Buffer, Error> {
         self.check_lost()?;
         self.check_buffer_size(what, bytes, usage)?;
-        let buffer = self.guarded(|| {
-            self.inner.device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some(what),
-                size: bytes,
-                usage,
-                mapped_at_creation: true,
-            })
-        })?;
+        let host_bytes = usize::try_from(bytes)
+            .map_err(|_| Error::OutOfMemory(format!("{what}: {bytes} bytes on the host")))?;
+        let buffer = self.create_buffer(what, bytes, usage, true)?;
         {
-            let mut view = buffer
-                .get_mapped_range_mut(..)
-                .map_err(|e| self.explain(Error::OutOfMemory(format!("{what}: {e}"))))?;
+            // Creation reported nothing, yet there is no memory behind it. wgpu keeps quiet
+            // about one thing only: that the device is lost.
+            let mut view = buffer.get_mapped_range_mut(..).map_err(|e| {
+                self.explain(Error::DeviceLost(format!("{what} has no memory: {e}")))
+            })?;
             // The view is write-only memory: fill a copy, then hand it over in one go.
-            let mut bytes = vec![0; bytes as usize];
-            fill(&mut bytes)?;
-            view.copy_from_slice(&bytes);
+            let mut contents = vec![0; host_bytes];
+            fill(&mut contents)?;
+            view.copy_from_slice(&contents);
         }
-        buffer.unmap();
+        self.guarded(|| buffer.unmap())?;
         Ok(buffer)
     }
 
-    fn check_buffer_size(
+    /// An error if the device is lost, even if nobody has said so: a lost device hands out buffers as
+    /// ever, and a dead one among them would be held against the caller's submit. Only a buffer that
+    /// should be mapped shows it.
+    fn check_alive(&self) -> Result<(), Error> {
+        self.buffer_filled("probe", 4, wgpu::BufferUsages::COPY_SRC, |_| Ok(()))
+            .map(drop)
+    }
+
+    fn create_buffer(
+        &self,
+        what: &'static str,
+        size: u64,
+        usage: wgpu::BufferUsages,
+        mapped_at_creation: bool,
+    ) -> Result<wgpu::Buffer, Error> {
+        self.guarded(|| {
+            self.inner.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some(what),
+                size,
+                usage,
+                mapped_at_creation,
+            })
+        })
+    }
+
+    /// Checks a size against the device's limits, without allocating.
+    pub(crate) fn check_buffer_size(
         &self,
         what: &'static str,
         bytes: u64,
@@ -330,9 +364,21 @@ impl Gpu {
 
     /// Runs something that creates wgpu objects and returns what wgpu says against it.
     ///
-    /// Where wgpu knows at once (every native backend), its error is returned. In a browser the
-    /// answer comes later and goes to the device's own error handler.
+    /// wgpu knows at once on every native backend. In a browser the answer would come
+    /// after this call has returned, and a scope would only hide it from the device's own error
+    /// handler: there is none then.
+    #[cfg(target_arch = "wasm32")]
     pub(crate) fn guarded<T>(&self, create: impl FnOnce() -> T) -> Result<T, Error> {
+        Ok(create())
+    }
+
+    /// Runs something that creates wgpu objects and returns what wgpu says against it.
+    ///
+    /// Error scopes belong to a thread, and this one opens and closes them without leaving it.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn guarded<T>(&self, create: impl FnOnce() -> T) -> Result<T, Error> {
+        use std::task::{Context, Poll, Waker};
+
         let device = &self.inner.device;
         let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
@@ -340,14 +386,8 @@ impl Gpu {
         for pop in [memory.pop(), validation.pop()] {
             let mut pop = std::pin::pin!(pop);
             let mut context = Context::from_waker(Waker::noop());
-            match pop.as_mut().poll(&mut context) {
-                Poll::Ready(Some(wgpu::Error::OutOfMemory { source })) => {
-                    return Err(self.explain(Error::OutOfMemory(source.to_string())));
-                }
-                Poll::Ready(Some(error)) => {
-                    return Err(self.explain(Error::Rejected(error.to_string())));
-                }
-                Poll::Ready(None) | Poll::Pending => {}
+            if let Poll::Ready(Some(error)) = pop.as_mut().poll(&mut context) {
+                return Err(self.explain(Error::from_wgpu(error)));
             }
         }
         Ok(created)

@@ -211,6 +211,7 @@ impl DeviceLayout {
     /// First word of a region. A region that this kind does not have starts at the buffer's end.
     #[must_use]
     pub fn region_start(&self, region: DeviceRegion) -> u32 {
+        // No product here can wrap: the constructor has checked their sum.
         let records = self.shape.n_kv_heads * self.capacity;
         self.kind
             .device_regions()
@@ -226,8 +227,10 @@ impl DeviceLayout {
     /// another record.
     #[must_use]
     pub fn slot(&self, region: DeviceRegion, head: u32, timestep: u32) -> u32 {
-        self.region_start(region)
-            + (head * self.capacity + timestep) * region.record_words(self.shape.head_dim)
+        // Wrapping, so that a position outside is wrong in every build and a panic in none.
+        let record = head.wrapping_mul(self.capacity).wrapping_add(timestep);
+        let words = record.wrapping_mul(region.record_words(self.shape.head_dim));
+        self.region_start(region).wrapping_add(words)
     }
 
     /// Bytes of the buffer that hold the first `timesteps` records of a head in a region: what a
@@ -407,6 +410,24 @@ mod tests {
         assert_eq!(bytes(1 << 16, 128, 1 << 16), Some((34 << 32) + 16));
         assert_eq!(bytes(u32::MAX, 1 << 31, u32::MAX), None);
         assert_eq!(bytes(u32::MAX, 1 << 31, 0), Some(16));
+    }
+
+    /// The table of the crate's documentation.
+    #[test]
+    fn a_vector_takes_the_documented_bytes() {
+        for (head_dim, key, value) in [
+            (HeadDim::D32, 16, 12),
+            (HeadDim::D64, 28, 20),
+            (HeadDim::D128, 52, 36),
+            (HeadDim::D256, 100, 68),
+        ] {
+            let shape = LayerShape {
+                head_dim,
+                n_kv_heads: 1,
+            };
+            let bytes = |kind| DeviceLayout::new(kind, shape, 1).unwrap().bytes();
+            assert_eq!((bytes(Kind::Keys), bytes(Kind::Values)), (key, value));
+        }
     }
 
     /// 64 heads × 2^24 positions at d = 128 is 13 words a key: past u32, refused before anything

@@ -6,6 +6,10 @@ use std::task::{Context, Poll, Waker};
 
 use crate::{Error, Gpu};
 
+/// Pause between looks at a device that has nothing to do.
+#[cfg(not(target_arch = "wasm32"))]
+const IDLE: core::time::Duration = core::time::Duration::from_micros(100);
+
 /// How far a mapping has come.
 enum State {
     /// Neither submitted nor done; whom to wake then.
@@ -15,14 +19,16 @@ enum State {
 }
 
 type Shared = Arc<Mutex<State>>;
+/// Turns the bytes that came into the result.
+type Decode<T> = Box<dyn FnOnce(&[u8]) -> Result<T, Error> + Send>;
 
 fn lock(shared: &Shared) -> std::sync::MutexGuard<'_, State> {
     // The state is replaced whole, so that it is sound after a panic elsewhere.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The callback's end. Dropped uncalled — the encoder was never submitted, the device is gone — it fails
-/// the wait instead of leaving it for ever.
+/// The callback's end. Dropped uncalled — the encoder was never submitted, or was refused — it fails the
+/// wait instead of leaving it for ever.
 struct Notify {
     shared: Shared,
     settled: bool,
@@ -41,24 +47,33 @@ impl Notify {
 impl Drop for Notify {
     fn drop(&mut self) {
         if !self.settled {
-            self.settle(State::Failed(Error::DeviceLost(
-                "the commands were dropped before they ran".to_owned(),
-            )));
+            self.settle(State::Failed(Error::NotSubmitted));
         }
     }
 }
 
 /// A result that the device is to deliver once the encoder it was recorded into has been submitted.
 ///
-/// Await it (the future never blocks; on native targets it polls the device each time it is polled),
-/// or, outside async code, block on it with [`Pending::wait`].
+/// Await it, or, outside async code, block on it with [`Pending::wait`]. Dropping it drops the result.
+///
+/// # Awaiting
+///
+/// The future never blocks. In a browser the event loop wakes it. On native targets somebody has to
+/// poll the device for a result to arrive, and it may be that nobody else does: each poll of the future
+/// polls the device once, gives the processor away, and asks to be polled again at once. Other tasks
+/// of the executor get their turns in between, the one that submits the encoder among them; but while
+/// the result is out the executor does not sleep, and a future whose encoder is kept and never submitted
+/// keeps it busy for ever. Engines that poll the device on a thread of their own, or that prefer to
+/// sleep, use [`Pending::wait`].
+///
+/// An encoder that is dropped instead of submitted resolves the future to [`Error::NotSubmitted`].
 #[must_use = "the result has to be awaited"]
 pub struct Pending<T> {
     gpu: Gpu,
     /// `None` when there is nothing to read.
     buffer: Option<wgpu::Buffer>,
     shared: Shared,
-    decode: Option<Box<dyn FnOnce(&[u8]) -> Result<T, Error> + Send>>,
+    decode: Option<Decode<T>>,
 }
 
 impl<T> Pending<T> {
@@ -109,29 +124,42 @@ impl<T> Pending<T> {
         };
         let result = match buffer.get_mapped_range(..) {
             Ok(view) => decode(&view),
-            Err(e) => Err(Error::Rejected(format!("reading a mapped buffer: {e}"))),
+            // Nobody else holds this buffer to unmap it: only with the device is it gone.
+            Err(e) => Err(self.gpu.explain(Error::DeviceLost(format!(
+                "a mapped buffer cannot be read: {e}"
+            )))),
         };
-        buffer.unmap();
+        // The result has been decoded: that the device was lost since is none of its business.
+        let _ = self.gpu.guarded(|| buffer.unmap());
         Some(result)
     }
 
     /// Blocks until the result is there, at most about `limit`.
     ///
-    /// For native callers outside async code. The encoder has to be submitted before.
+    /// For native callers outside async code. The encoder has to be submitted before, or by another
+    /// thread meanwhile.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::DeviceLost`], or what decoding the result says.
+    /// [`Error::Timeout`], [`Error::DeviceLost`], [`Error::NotSubmitted`], or what decoding the result says.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn wait(mut self, limit: core::time::Duration) -> Result<T, Error> {
-        // A poll may return before the work ends: only the callback counts. A wait that succeeds without it is
-        // repeated, but not for ever.
-        for _ in 0..10_000 {
+        let start = std::time::Instant::now();
+        loop {
             if let Some(result) = self.take(None) {
                 return result;
             }
-            self.gpu.poll_wait(limit)?;
+            let left = limit.saturating_sub(start.elapsed());
+            match self.gpu.poll_wait(left) {
+                // Only the callback counts. All that was submitted has run, but another thread may be
+                // about to call back, or about to submit.
+                Ok(()) => std::thread::sleep(left.min(IDLE)),
+                Err(Error::Timeout(_)) => {}
+                Err(e) => return self.take(None).unwrap_or(Err(e)),
+            }
+            if left.is_zero() {
+                return self.take(None).unwrap_or(Err(Error::Timeout(limit)));
+            }
         }
-        self.take(None).unwrap_or(Err(Error::Timeout(limit)))
     }
 
     /// Blocks in slices for as long as `keep_waiting` says so: for callers with a clock of their own, who do
@@ -150,8 +178,9 @@ impl<T> Pending<T> {
                 return result;
             }
             match self.gpu.poll_wait(slice) {
-                Ok(()) | Err(Error::Timeout(_)) => {}
-                Err(e) => return Err(e),
+                Ok(()) => std::thread::sleep(slice.min(IDLE)),
+                Err(Error::Timeout(_)) => {}
+                Err(e) => return self.take(None).unwrap_or(Err(e)),
             }
             if !keep_waiting() {
                 return self.take(None).unwrap_or(Err(Error::Timeout(slice)));
@@ -167,13 +196,18 @@ impl<T> Future for Pending<T> {
         if let Some(result) = self.take(Some(context.waker())) {
             return Poll::Ready(result);
         }
-        // In a browser the event loop runs the callbacks; elsewhere somebody has to poll the
-        // device, and it may be that nobody else does.
-        if cfg!(not(target_arch = "wasm32")) {
+        // See the type's documentation for what a browser does and this cannot.
+        #[cfg(not(target_arch = "wasm32"))]
+        {
+            // A device that is lost must not be polled, nor will it ever answer.
+            if let Err(lost) = self.gpu.check_lost() {
+                return Poll::Ready(Err(lost));
+            }
             self.gpu.poll_once();
             if let Some(result) = self.take(Some(context.waker())) {
                 return Poll::Ready(result);
             }
+            std::thread::yield_now();
             context.waker().wake_by_ref();
         }
         Poll::Pending

@@ -21,7 +21,7 @@ pub struct AttentionShape {
 }
 
 /// Score of a rotated query against one key record:
-/// scale · n · (Σ q_rot_i · centroid[code_i] + ρ · g · Σ ±q_jl_i).
+/// `scale · n · (Σ q_rot_i · centroid[code_i] + ρ · g · Σ ±q_jl_i)`.
 #[must_use]
 pub fn score(
     head_dim: HeadDim,
