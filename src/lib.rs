@@ -136,3 +136,8 @@ pub use gpu::{Gpu, GpuOptions};
 pub use layout::LayerShape;
 pub use pending::Pending;
 pub use rotation::{Rotation, Signs};
+
+/// The README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
