@@ -93,7 +93,7 @@ impl Pass<'_> {
         } = *self;
         // The f32 values that the kernel is given.
         let scale = f64::from(self.scale);
-        let gain = f64::from(self.gain.factor(rotation.head_dim()));
+        let gain = f64::from(super::gain::gain(self.gain, rotation.head_dim()) as f32);
         let u = arithmetic.unit_roundoff;
         let gamma = arithmetic.gamma(depth.score);
         let centroids = rotation.head_dim().codebook().centroids.map(f64::from);

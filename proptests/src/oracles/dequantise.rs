@@ -24,7 +24,7 @@ pub fn key(rotation: &Rotation, record: &KeyRecord, gain: Gain) -> Vec<f64> {
     let d = head_dim.get();
     let centroids = head_dim.codebook().centroids.map(f64::from);
     let norm = f64::from(record.norm);
-    let factor = f64::from(record.residual_norm) * gain.factor_f64(head_dim);
+    let factor = f64::from(record.residual_norm) * super::gain::gain(gain, head_dim);
     let signs: Vec<f64> = (0..d)
         .map(|i| if record.sign(i) { 1.0 } else { -1.0 })
         .collect();

@@ -8,6 +8,7 @@ pub mod attention;
 pub mod dequantise;
 pub mod encode_keys;
 pub mod encode_values;
+pub mod gain;
 pub mod norm;
 pub mod rotate_queries;
 pub mod unit;
