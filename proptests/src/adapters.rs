@@ -25,6 +25,8 @@ pub struct Device {
     pub gpu: Gpu,
     /// Short name, `backend:adapter`.
     pub label: String,
+    /// Its driver's name and version.
+    pub driver: String,
     /// How its arithmetic rounds, as the self-test established.
     pub arithmetic: Arithmetic,
     /// Errors that wgpu reported outside any call.
@@ -107,6 +109,7 @@ impl Adapter {
         Ok(Device {
             gpu,
             label: self.label(),
+            driver: format!("{} {}", self.info.driver, self.info.driver_info),
             arithmetic,
             errors,
         })

@@ -194,6 +194,36 @@ impl Case {
         self.tensor(&self.queries, self.q_rows, self.n_heads)
     }
 
+    /// The case with small tensors held literally, so that it survives changes of the families that drew
+    /// them. A case that is too large for that, or whose data cannot be made, keeps its descriptors.
+    #[must_use]
+    pub fn literal(mut self) -> Self {
+        /// More elements than this are no longer read by anyone.
+        const MOST: u64 = 1024;
+        let Ok(rotation) = self.rotation() else {
+            return self;
+        };
+        let (kv, q) = ((self.rows, self.n_kv_heads), (self.q_rows, self.n_heads));
+        for (data, (rows, heads)) in [
+            (&mut self.keys, kv),
+            (&mut self.values, kv),
+            (&mut self.queries, q),
+        ] {
+            let elements = u64::from(rows) * u64::from(heads) * u64::from(self.head_dim);
+            let context = Context {
+                rotation: &rotation,
+                rows,
+                heads,
+            };
+            if (1..=MOST).contains(&elements)
+                && let Ok(frozen) = data.frozen(&context)
+            {
+                *data = frozen;
+            }
+        }
+        self
+    }
+
     fn tensor(&self, data: &Data, rows: u32, heads: u32) -> Result<Vec<f32>, CaseError> {
         let rotation = self.rotation()?;
         let context = Context {
@@ -284,6 +314,23 @@ mod tests {
         let case = case();
         let text = case.to_toml();
         assert_eq!(Case::from_toml(&text), Ok(case), "{text}");
+    }
+
+    #[test]
+    fn a_literal_case_holds_the_same_tensors_and_survives_toml() {
+        let case = Case {
+            rows: 2,
+            q_rows: 1,
+            start_pos: 1,
+            ..case()
+        };
+        let literal = case.clone().literal();
+        assert!(literal.keys.literal.is_some() && literal.queries.literal.is_some());
+        assert_eq!(literal.keys(), case.keys());
+        assert_eq!(literal.queries(), case.queries());
+        assert_eq!(Case::from_toml(&literal.to_toml()), Ok(literal));
+        let large = super::Case { rows: 20, ..case };
+        assert!(large.literal().keys.literal.is_none());
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod inputs;
 pub mod oracles;
 pub mod properties;
 pub mod readback;
+pub mod regressions;
 pub mod runner;
 mod self_test;
 pub mod session;

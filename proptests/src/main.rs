@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tqcheck::commands::{End, adapters, golden, inspect, run, trace};
+use tqcheck::commands::{End, adapters, golden, inspect, replay, run, trace};
 
 /// Proves the kernels of turboquant-wgpu right on the adapters of this machine.
 ///
@@ -24,6 +24,7 @@ struct Cli {
 enum Command {
     Adapters(adapters::Args),
     Run(run::Args),
+    Replay(replay::Args),
     Golden(golden::Args),
     Trace(trace::Args),
     Inspect(inspect::Args),
@@ -33,13 +34,14 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env()
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error")),
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("off")),
         )
         .with_writer(std::io::stderr)
         .init();
     let end = match Cli::parse().command {
         Command::Adapters(args) => adapters::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Golden(args) => golden::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Inspect(args) => inspect::run(&args),

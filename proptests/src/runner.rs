@@ -1,15 +1,20 @@
 //! Draws cases, checks them, shrinks what fails, and counts what was seen.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use proptest::strategy::{Strategy, ValueTree};
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use proptest::test_runner::{
+    Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
+};
 
 use crate::adapters::Device;
 use crate::case::Case;
 use crate::properties::Property;
+use crate::regressions;
 use crate::verdict::{Evidence, Failure, Violation};
 
 /// Shrinking ends after this many checks or this long, whichever comes first.
@@ -55,10 +60,29 @@ impl Summary {
         self.held + self.not_checked.values().sum::<u64>() + u64::from(self.broken.is_some())
     }
 
-    /// True if something was checked and nothing is violated.
+    /// What went wrong, if anything: a violation, drift, or that nothing was checked.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        let drift = &self.evidence.drift;
+        if let Some(broken) = &self.broken {
+            Some(broken.violation.to_string())
+        } else if self.held == 0 {
+            Some(format!("no case was checked: {:?}", self.not_checked))
+        } else if drift.is_breach() {
+            Some(format!(
+                "drift: RMS error {:.2} times the f32 twin's over {} values",
+                drift.ratio(),
+                drift.n
+            ))
+        } else {
+            None
+        }
+    }
+
+    /// True if something was checked and nothing went wrong.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.broken.is_none() && self.held > 0
+        self.failure().is_none()
     }
 
     /// Cases a second.
@@ -155,108 +179,141 @@ fn open(property: &Property, device: &Device) -> Result<InFlight, Failure> {
 
 /// Runs `cases` cases of a property on a device; ends at the first violation, which is shrunk.
 ///
-/// `progress` is told after each case.
+/// Seeds under `regressions/proptest/` come first. `progress` is told after each case.
 pub fn run(
     property: &Property,
     device: &Device,
     cases: u64,
     seed: u64,
-    mut progress: impl FnMut(&Summary),
+    progress: impl Fn(&Summary),
+) -> Summary {
+    let seeds = regressions::dir()
+        .join("proptest")
+        .join(format!("{}.txt", property.name));
+    run_with_seeds(property, device, cases, seed, &seeds, progress)
+}
+
+/// What a run has seen so far; proptest's callback is a plain `Fn`.
+struct Seen {
+    summary: Summary,
+    drawn: Option<(Case, Violation)>,
+    violation: Option<Violation>,
+    shrink_checks: u32,
+}
+
+/// [`run`], with the file of proptest's seeds.
+pub fn run_with_seeds(
+    property: &Property,
+    device: &Device,
+    cases: u64,
+    seed: u64,
+    seeds: &Path,
+    progress: impl Fn(&Summary),
 ) -> Summary {
     let start = Instant::now();
-    let mut summary = Summary::default();
     let in_flight = match open(property, device) {
         Ok(in_flight) => in_flight,
         Err(failure) => {
+            let mut summary = Summary::default();
             summary.not_checked.insert(format!("{failure:?}"), 1);
             return summary;
         }
     };
+    let seen = RefCell::new(Seen {
+        summary: Summary::default(),
+        drawn: None,
+        violation: None,
+        shrink_checks: 0,
+    });
     let strategy = (property.strategy)();
-    let mut runner = TestRunner::new_with_rng(Config::default(), rng(property.name, seed));
-    for index in 0..cases {
-        let mut tree = match strategy.new_tree(&mut runner) {
-            Ok(tree) => tree,
-            Err(reason) => {
-                *summary
-                    .not_checked
-                    .entry(format!("nothing drawn: {reason}"))
-                    .or_default() += 1;
-                continue;
+    let result = runner(property.name, cases, seed, seeds).run(&strategy, |case| {
+        let outcome = check(property, device, &case, &in_flight);
+        let mut seen = seen.borrow_mut();
+        let shrinking = seen.drawn.is_some();
+        seen.shrink_checks += u32::from(shrinking);
+        match outcome {
+            Err(Failure::Violated(violation)) => {
+                let message = violation.to_string();
+                if !shrinking {
+                    // Shrinking takes time: the case as drawn is told first.
+                    tracing::warn!(property = property.name, case = %case.to_toml(), "{message}");
+                    seen.drawn = Some((case, violation.clone()));
+                }
+                seen.violation = Some(violation);
+                return Err(TestCaseError::fail(message));
             }
-        };
-        let case = tree.current();
-        match check(property, device, &case, &in_flight) {
+            _ if shrinking => {}
             Ok(evidence) => {
-                summary.held += 1;
-                summary.evidence.absorb(&evidence);
+                seen.summary.held += 1;
+                seen.summary.evidence.absorb(&evidence);
             }
             Err(Failure::NotChecked(reason)) => {
-                *summary.not_checked.entry(reason).or_default() += 1;
-            }
-            Err(Failure::Violated(violation)) => {
-                tracing::warn!(property = property.name, case = %case.to_toml(), "{violation}");
-                summary.broken = Some(shrink(
-                    property,
-                    device,
-                    tree.as_mut(),
-                    index,
-                    case,
-                    violation,
-                    &in_flight,
-                ));
+                *seen.summary.not_checked.entry(reason).or_default() += 1;
             }
         }
-        summary.elapsed = start.elapsed();
-        progress(&summary);
-        if summary.broken.is_some() {
-            break;
+        if !shrinking {
+            seen.summary.elapsed = start.elapsed();
+            progress(&seen.summary);
+        }
+        Ok(())
+    });
+    let Seen {
+        mut summary,
+        drawn,
+        violation,
+        shrink_checks,
+    } = seen.into_inner();
+    match result {
+        Ok(()) => {}
+        Err(TestError::Fail(_, shrunk)) => {
+            if let (Some((drawn, drawn_violation)), Some(violation)) = (drawn, violation) {
+                summary.broken = Some(Broken {
+                    index: summary.held + summary.not_checked.values().sum::<u64>(),
+                    drawn,
+                    drawn_violation,
+                    shrunk,
+                    violation,
+                    shrink_checks,
+                });
+            }
+        }
+        Err(TestError::Abort(reason)) => {
+            let reason = format!("proptest gave up: {reason}");
+            *summary.not_checked.entry(reason).or_default() += 1;
         }
     }
+    summary.elapsed = start.elapsed();
     summary
 }
 
-/// Makes a violating case smaller for as long as it violates something.
-fn shrink(
-    property: &Property,
-    device: &Device,
-    tree: &mut dyn ValueTree<Value = Case>,
-    index: u64,
-    drawn: Case,
-    drawn_violation: Violation,
-    in_flight: &InFlight,
-) -> Broken {
-    let start = Instant::now();
-    let (mut shrunk, mut violation) = (drawn.clone(), drawn_violation.clone());
-    let mut shrink_checks = 0;
-    let mut moved = tree.simplify();
-    while moved && shrink_checks < SHRINK_CHECKS && start.elapsed() < SHRINK_TIME {
-        let case = tree.current();
-        shrink_checks += 1;
-        moved = match check(property, device, &case, in_flight) {
-            Err(Failure::Violated(found)) => {
-                (shrunk, violation) = (case, found);
-                tree.simplify()
-            }
-            _ => tree.complicate(),
-        };
-    }
-    Broken {
-        index,
-        drawn,
-        drawn_violation,
-        shrunk,
-        violation,
-        shrink_checks,
-    }
-}
-
-/// A generator for one property: the same seed draws the same cases on every adapter.
-fn rng(property: &str, seed: u64) -> TestRng {
+/// A runner of one property: the same seed draws the same cases on every adapter. Every field that matters is
+/// set, since proptest lets environment variables override its defaults.
+fn runner(property: &str, cases: u64, seed: u64, seeds: &Path) -> TestRunner {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     for (i, b) in property.bytes().enumerate() {
         bytes[8 + i % 24] ^= b;
     }
-    TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
+    let config = Config {
+        cases: u32::try_from(cases).unwrap_or(u32::MAX),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(leak(seeds)))),
+        max_shrink_iters: SHRINK_CHECKS,
+        max_shrink_time: SHRINK_TIME.as_millis() as u32,
+        verbose: 0,
+        ..Config::default()
+    };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
+}
+
+/// proptest wants a path that lives for ever. There is one for each property, so each is kept once.
+fn leak(path: &Path) -> &'static str {
+    static PATHS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let text = path.to_string_lossy();
+    let mut paths = PATHS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = paths.get(text.as_ref()) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(text.into_owned().into_boxed_str());
+    paths.insert(kept);
+    kept
 }

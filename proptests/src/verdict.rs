@@ -12,6 +12,58 @@ pub struct Evidence {
     pub free: u64,
     /// Largest observed error as a share of its bound.
     pub largest: f64,
+    /// Errors of floats beside the f32 twin's.
+    pub drift: Drift,
+}
+
+/// Squared errors of a kernel and of the f32 twin against the same f64 reference, each as a share of
+/// its bound.
+///
+/// A derived bound has to hold for every lawful device, so it is wide; a kernel that is a little wrong may
+/// stay inside. The twin's own errors say how large honest f32 errors are on the same data: an RMS above
+/// twice theirs is drift.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Drift {
+    /// Σ (error / bound)² of the kernel.
+    pub kernel: f64,
+    /// Σ (error / bound)² of the twin.
+    pub twin: f64,
+    /// Values compared.
+    pub n: u64,
+}
+
+impl Drift {
+    /// Where both are this far below their bounds, on average, their ratio says nothing: the results are exact, or
+    /// nearly so. The bounds are multiples of the unit roundoff, and so is this floor.
+    pub const FLOOR: f64 = 1e-3;
+    /// Ratio of RMS errors that counts as drift.
+    pub const LIMIT: f64 = 2.0;
+    /// Fewer values than this are chance.
+    pub const LEAST: u64 = 2000;
+
+    /// RMS error of the kernel over that of the twin, or the floor.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        let rms = |sum: f64| (sum / self.n.max(1) as f64).sqrt();
+        rms(self.kernel) / rms(self.twin).max(Self::FLOOR)
+    }
+
+    /// True if the kernel's errors are larger than the twin's explain.
+    #[must_use]
+    pub fn is_breach(&self) -> bool {
+        // Written so that a NaN is one.
+        self.n >= Self::LEAST
+            && !matches!(self.ratio().partial_cmp(&Self::LIMIT), Some(o) if o.is_le())
+    }
+
+    /// Adds one value's errors.
+    pub fn note(&mut self, kernel: f64, twin: f64, bound: f64) {
+        if bound > 0.0 {
+            self.kernel += (kernel / bound).powi(2);
+            self.twin += (twin / bound).powi(2);
+            self.n += 1;
+        }
+    }
 }
 
 impl Evidence {
@@ -21,6 +73,9 @@ impl Evidence {
         self.discrete += other.discrete;
         self.free += other.free;
         self.largest = self.largest.max(other.largest);
+        self.drift.kernel += other.drift.kernel;
+        self.drift.twin += other.drift.twin;
+        self.drift.n += other.drift.n;
     }
 
     /// Notes one comparison that used this share of its bound.
@@ -117,6 +172,23 @@ pub fn within(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_above_twice_the_twins_are_drift() {
+        let drift = |kernel: f64, twin: f64, n: u64| {
+            let mut drift = Drift::default();
+            for _ in 0..n {
+                drift.note(kernel, twin, 1.0);
+            }
+            drift
+        };
+        assert!(!drift(0.019, 0.01, 5000).is_breach());
+        assert!(drift(0.021, 0.01, 5000).is_breach());
+        assert!(!drift(0.021, 0.01, 100).is_breach(), "too few to tell");
+        assert!(!drift(0.0019, 0.0, 5000).is_breach(), "below the floor");
+        assert!(drift(0.0021, 0.0, 5000).is_breach());
+        assert!(drift(f64::NAN, 0.01, 5000).is_breach());
+    }
 
     #[test]
     fn a_result_that_is_no_number_is_a_violation() {

@@ -8,7 +8,8 @@ use std::path::Path;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tqcheck::commands::{End, golden, trace};
 use tqcheck::properties::{self, Property};
-use tqcheck::{adapters, runner};
+use tqcheck::regressions::Judgement;
+use tqcheck::{adapters, regressions, runner};
 
 /// Backends that an adapter is looked for on.
 const BACKENDS: [&str; 4] = ["vulkan", "gl", "metal", "dx12"];
@@ -26,8 +27,26 @@ fn trials() -> Vec<Trial> {
         .filter(|b| !b.is_empty())
         .collect();
     let mut trials = Vec::new();
+    // A saved case that no longer parses is a failure of its own, not a case that is skipped.
+    let saved = regressions::load(&[]);
+    let broken = saved.as_ref().err().map(|e| format!("{e:#}"));
+    trials.push(Trial::test(
+        "replay::saved_cases_parse",
+        move || match broken {
+            None => Ok(()),
+            Some(error) => Err(error.into()),
+        },
+    ));
+    let saved = saved.unwrap_or_default();
     for adapter in adapters::all() {
         let label = adapter.label();
+        for (path, saved, property) in &saved {
+            let property: &'static Property = property;
+            let name = path.strip_prefix(regressions::dir()).unwrap_or(path);
+            let name = format!("replay::{}::{label}", name.display());
+            let case = saved.case.clone();
+            trials.push(Trial::test(name, move || replay(property, &case, adapter)));
+        }
         for property in properties::ALL {
             trials.push(Trial::test(
                 format!("{}::{label}", property.name),
@@ -113,16 +132,40 @@ fn check(property: &Property, adapter: &adapters::Adapter) -> Result<(), Failed>
         Err(_) => 48,
     };
     let summary = runner::run(property, device, cases, 1, |_| {});
-    if let Some(broken) = &summary.broken {
-        return Err(format!(
-            "{}\n\nshrunk to:\n\n{}",
-            broken.violation,
-            broken.shrunk.to_toml()
-        )
-        .into());
+    let failure = match (&summary.broken, summary.failure()) {
+        (Some(broken), Some(failure)) => {
+            let saved = regressions::save(&regressions::dir(), device, 1, broken);
+            let case = broken.shrunk.to_toml();
+            Some(format!(
+                "{failure}\n\nshrunk to:\n\n{case}\nsaved: {saved:?}"
+            ))
+        }
+        (_, failure) => failure,
+    };
+    let expected = regressions::expected(&regressions::dir()).map_err(|e| format!("{e:#}"))?;
+    let today = regressions::today();
+    let failure = failure.as_deref();
+    match regressions::judge(
+        &expected,
+        &device.label,
+        &device.driver,
+        property.name,
+        failure,
+        today,
+    ) {
+        Judgement::Pass | Judgement::ExpectedFailure(_) => Ok(()),
+        Judgement::Fail(why) => Err(why.into()),
     }
-    if !summary.holds() {
-        return Err(format!("no case was checked: {:?}", summary.not_checked).into());
+}
+
+/// Checks a saved case again.
+fn replay(
+    property: &Property,
+    case: &tqcheck::case::Case,
+    adapter: &adapters::Adapter,
+) -> Result<(), Failed> {
+    match runner::check_once(property, adapter.device()?, case) {
+        Ok(_) => Ok(()),
+        Err(failure) => Err(format!("{failure:?}").into()),
     }
-    Ok(())
 }

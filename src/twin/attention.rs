@@ -45,6 +45,40 @@ pub fn score(
     scale * (key.norm.to_f32() * (polar + residual))
 }
 
+/// Attention of one rotated query over records that it sees all of. Over none it is zero.
+#[must_use]
+pub fn attend(
+    rotation: &Rotation,
+    query: &RotatedQuery,
+    keys: &[KeyRecord],
+    values: &[ValueRecord],
+    scale: f32,
+    gain: Gain,
+) -> Vec<f32> {
+    let head_dim = rotation.head_dim();
+    let centroids = head_dim.codebook().centroids;
+    let scores: Vec<f32> = keys
+        .iter()
+        .map(|key| score(head_dim, query, key, scale, gain))
+        .collect();
+    let maximum = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut out = vec![0.0; head_dim.get()];
+    let mut sum = 0.0;
+    for (score, value) in scores.iter().zip(values) {
+        let weight = (score - maximum).exp();
+        sum += weight;
+        let factor = weight * value.norm.to_f32();
+        for (i, o) in out.iter_mut().enumerate() {
+            *o += factor * centroids[usize::from(value.code(i))];
+        }
+    }
+    if sum > 0.0 {
+        out.iter_mut().for_each(|o| *o /= sum);
+        inverse_rht(head_dim, &rotation.polar, &mut out);
+    }
+    out
+}
+
 /// Causal attention over a pair of blobs.
 ///
 /// `q` and the result are [rows, n_heads, head_dim]. Row j sees the timesteps ≤ start_pos + j that the
@@ -72,7 +106,6 @@ pub fn attention(
             found: shape.scale,
         });
     }
-    let centroids = head_dim.codebook().centroids;
     let key_records = KeyRecord::read_all(keys, head_dim);
     let value_records = ValueRecord::read_all(values, head_dim);
 
@@ -88,24 +121,14 @@ pub fn attention(
         let values = &value_records[first..first + visible];
 
         let (query, _) = rotate_queries(rotation, q);
-        let scores: Vec<f32> = keys
-            .iter()
-            .map(|key| score(head_dim, &query, key, shape.scale, shape.gain))
-            .collect();
-        let maximum = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut sum = 0.0;
-        for (score, value) in scores.iter().zip(values) {
-            let weight = (score - maximum).exp();
-            sum += weight;
-            let factor = weight * value.norm.to_f32();
-            for (i, o) in out.iter_mut().enumerate() {
-                *o += factor * centroids[usize::from(value.code(i))];
-            }
-        }
-        if sum > 0.0 {
-            out.iter_mut().for_each(|o| *o /= sum);
-            inverse_rht(head_dim, &rotation.polar, out);
-        }
+        out.copy_from_slice(&attend(
+            rotation,
+            &query,
+            keys,
+            values,
+            shape.scale,
+            shape.gain,
+        ));
     }
     Ok(output)
 }

@@ -11,7 +11,7 @@ mod encode_keys;
 mod encode_values;
 mod rotate_queries;
 
-pub use attention::{AttentionShape, attention, score};
+pub use attention::{AttentionShape, attend, attention, score};
 pub use encode_keys::{KeyRecord, encode_keys};
 pub use encode_values::{ValueRecord, encode_values};
 pub use rotate_queries::{RotatedQuery, rotate_queries};

@@ -3,6 +3,7 @@
 pub mod adapters;
 pub mod golden;
 pub mod inspect;
+pub mod replay;
 pub mod run;
 pub mod trace;
 

@@ -6,8 +6,9 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{End, table};
-use crate::adapters;
+use crate::adapters::{self, Device};
 use crate::properties::{self, Property};
+use crate::regressions::{self, Judgement};
 use crate::runner::{self, Summary};
 
 /// Draws cases and checks every property on every adapter
@@ -26,6 +27,9 @@ pub struct Args {
     /// Seed of the cases: the same seed draws the same cases
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Do not save the shrunk case of a failure under regressions/
+    #[arg(long)]
+    pub no_save: bool,
 }
 
 /// Runs the command.
@@ -47,6 +51,7 @@ pub fn run(args: &Args) -> Result<End> {
             return Ok(End::NoAdapter);
         }
     };
+    let expected = regressions::expected(&regressions::dir())?;
     let mut report = table([
         "property",
         "adapter",
@@ -56,6 +61,7 @@ pub fn run(args: &Args) -> Result<End> {
         "cases/s",
         "free choices",
         "largest observed/bound",
+        "RMS/twin",
     ]);
     let mut end = End::Holds;
     for device in devices {
@@ -63,11 +69,20 @@ pub fn run(args: &Args) -> Result<End> {
             let bar = progress_bar(args.cases, property, &device.label);
             let summary = runner::run(property, device, args.cases, args.seed, |_| bar.inc(1));
             bar.finish_and_clear();
-            if !summary.holds() {
+            let judgement = regressions::judge(
+                &expected,
+                &device.label,
+                &device.driver,
+                property.name,
+                summary.failure().as_deref(),
+                regressions::today(),
+            );
+            if let Judgement::Fail(why) = &judgement {
                 end = End::Violation;
+                println!("{} on {}: {why}", property.name, device.label);
             }
-            explain(&device.label, property, &summary);
-            report.add_row(row(property, &device.label, &summary));
+            explain(args, device, property, &summary);
+            report.add_row(row(property, &device.label, &summary, &judgement));
         }
     }
     println!("{report}");
@@ -85,14 +100,14 @@ fn progress_bar(cases: u64, property: &Property, label: &str) -> ProgressBar {
         .with_message(format!("{} on {label}", property.name))
 }
 
-fn row(property: &Property, label: &str, summary: &Summary) -> [String; 8] {
+fn row(property: &Property, label: &str, summary: &Summary, judgement: &Judgement) -> [String; 9] {
     let evidence = &summary.evidence;
-    let verdict = if summary.broken.is_some() {
-        "VIOLATED"
-    } else if summary.held == 0 {
-        "NOT CHECKED"
-    } else {
-        "holds"
+    let verdict = match judgement {
+        Judgement::Pass => "holds",
+        Judgement::ExpectedFailure(_) => "fails as expected",
+        Judgement::Fail(_) if summary.broken.is_some() => "VIOLATED",
+        Judgement::Fail(_) if summary.held == 0 => "NOT CHECKED",
+        Judgement::Fail(_) => "FAILED",
     };
     let free = if evidence.discrete == 0 {
         "–".to_owned()
@@ -113,24 +128,41 @@ fn row(property: &Property, label: &str, summary: &Summary) -> [String; 8] {
         } else {
             "exact".to_owned()
         },
+        if evidence.drift.n == 0 {
+            "–".to_owned()
+        } else {
+            format!("{:.2}", evidence.drift.ratio())
+        },
     ]
 }
 
-/// Says what was not checked and what was violated, the shrunk case with it.
-fn explain(label: &str, property: &Property, summary: &Summary) {
+/// Says what was not checked and what was violated, the shrunk case with it, and saves that.
+fn explain(args: &Args, device: &Device, property: &Property, summary: &Summary) {
+    let label = &device.label;
     for (reason, n) in &summary.not_checked {
         println!("{} on {label}: {n} not checked: {reason}", property.name);
     }
-    if let Some(broken) = &summary.broken {
-        println!(
-            "{} on {label}: VIOLATED by case {}: {}",
-            property.name, broken.index, broken.drawn_violation
-        );
-        println!(
-            "shrunk in {} checks to:\n\n{}\n{}\n",
-            broken.shrink_checks,
-            broken.shrunk.to_toml(),
-            broken.violation
-        );
+    let Some(broken) = &summary.broken else {
+        return;
+    };
+    println!(
+        "{} on {label}: VIOLATED by case {}: {}",
+        property.name, broken.index, broken.drawn_violation
+    );
+    println!(
+        "shrunk in {} checks to:\n\n{}\n{}\n",
+        broken.shrink_checks,
+        broken.shrunk.to_toml(),
+        broken.violation
+    );
+    if args.no_save {
+        return;
+    }
+    match regressions::save(&regressions::dir(), device, args.seed, broken) {
+        Ok(path) => println!(
+            "replay it with: tqcheck replay {} --adapter \"{label}\"\n",
+            path.display()
+        ),
+        Err(error) => println!("it could not be saved: {error}\n"),
     }
 }

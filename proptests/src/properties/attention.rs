@@ -1,7 +1,7 @@
 //! `attention`: outputs, judged on the device's own cache and rotated queries.
 
 use turboquant_wgpu::layout::Kind;
-use turboquant_wgpu::twin::{KeyRecord, ValueRecord};
+use turboquant_wgpu::twin::{self, KeyRecord, RotatedQuery, ValueRecord};
 
 use crate::adapters::Device;
 use crate::case::Case;
@@ -112,11 +112,23 @@ pub(super) fn judge(
             loose += u64::from(reference.loose);
             let found = &attended.out[index * d..(index + 1) * d];
             let mut seen = Evidence::default();
+            let to_f32 = |b: &Bounded| b.values.iter().map(|&v| v as f32).collect();
+            let query = RotatedQuery {
+                polar: to_f32(&polar),
+                jl: to_f32(&jl),
+            };
+            let (keys, values) = (&records.keys[kv_head], &records.values[kv_head]);
+            let (keys, values) = (&keys[..visible], &values[..visible]);
+            let twin = twin::attend(&rotation, &query, keys, values, case.scale, case.gain);
             let expected = reference.out.values.iter().zip(&reference.out.errors);
             for (i, (&found, (&expected, &bound))) in found.iter().zip(expected).enumerate() {
                 within(rule, &mut seen, found, expected, bound, || {
                     format!("query row {row}, head {head}, element {i}")
                 })?;
+                if !reference.loose {
+                    let error = |v: f32| f64::from(v) - expected;
+                    seen.drift.note(error(found), error(twin[i]), bound);
+                }
             }
             evidence.absorb(&seen);
         }

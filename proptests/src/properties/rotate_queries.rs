@@ -1,6 +1,7 @@
 //! `rotate_queries`: both rotations, the second judged on the device's own first.
 
-use turboquant_wgpu::Queries;
+use turboquant_wgpu::rotation::rht;
+use turboquant_wgpu::{Queries, twin};
 
 use crate::adapters::Device;
 use crate::case::Case;
@@ -57,23 +58,29 @@ pub fn check(device: &Device, case: &Case) -> Outcome {
             unbounded += 1;
             continue;
         }
-        let mut compare = |rule, found: &[f32], reference: &Bounded| -> Result<(), Violation> {
-            let expected = reference.values.iter().zip(&reference.errors);
-            for (i, (&found, (&expected, &bound))) in found.iter().zip(expected).enumerate() {
-                within(rule, &mut evidence, found, expected, bound, || {
-                    format!("vector {index}, element {i}")
-                })?;
-            }
-            Ok(())
-        };
-        compare("rotated query", found_polar, &polar)?;
+        let mut compare =
+            |rule, found: &[f32], reference: &Bounded, twin: &[f32]| -> Result<(), Violation> {
+                let expected = reference.values.iter().zip(&reference.errors);
+                for (i, (&found, (&expected, &bound))) in found.iter().zip(expected).enumerate() {
+                    within(rule, &mut evidence, found, expected, bound, || {
+                        format!("vector {index}, element {i}")
+                    })?;
+                    let error = |v: f32| f64::from(v) - expected;
+                    evidence.drift.note(error(found), error(twin[i]), bound);
+                }
+                Ok(())
+            };
+        let (twins, _) = twin::rotate_queries(&rotation, q);
+        compare("rotated query", found_polar, &polar, &twins.polar)?;
         let own = Bounded::exact(found_polar);
         let jl = rotate_queries::jl(device.arithmetic, &rotation, &own);
         if jl.values.iter().any(|v| v.abs() > LARGEST) {
             unbounded += 1;
             continue;
         }
-        compare("twice rotated query", found_jl, &jl)?;
+        let mut again = found_polar.to_vec();
+        rht(head_dim, &rotation.jl, &mut again);
+        compare("twice rotated query", found_jl, &jl, &again)?;
     }
     let spare = &words[2 * n_vectors * d..];
     if let Some(i) = spare.iter().position(|&w| w != crate::fixture::PATTERN) {
