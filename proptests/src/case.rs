@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use turboquant_wgpu::heads::query_heads_per_kv_head;
 use turboquant_wgpu::{Error, Gain, HeadDim, KvSplit, LayerShape, Rotation};
 
-use crate::inputs::{Context, Data, InputError, generate};
+use crate::inputs::{Context, Data, Family, InputError, generate};
 
 /// Everything that one check depends on. Small, readable, and saved as TOML: the same case gives the
 /// same buffers and the same dispatches on every adapter, whatever becomes of the strategies that
@@ -194,6 +194,25 @@ impl Case {
         self.tensor(&self.queries, self.q_rows, self.n_heads)
     }
 
+    /// The case with data of these families, chosen by each tensor's seed. A family that asks for another head
+    /// dimension, or does not take the exponent, is left out.
+    #[must_use]
+    pub fn with_families(mut self, families: &[Family]) -> Self {
+        let head_dim = self.head_dim;
+        for data in [&mut self.keys, &mut self.values, &mut self.queries] {
+            let fitting: Vec<Family> = families
+                .iter()
+                .copied()
+                .filter(|f| f.needs_head_dim().is_none_or(|d| d.get_u32() == head_dim))
+                .collect();
+            if let Some(&family) = fitting.get(data.seed as usize % fitting.len().max(1)) {
+                data.family = family;
+                data.exponent = 0;
+            }
+        }
+        self
+    }
+
     /// The case with small tensors held literally, so that it survives changes of the families that drew
     /// them. A case that is too large for that, or whose data cannot be made, keeps its descriptors.
     #[must_use]
@@ -284,7 +303,6 @@ mod gain_name {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inputs::Family;
 
     fn case() -> Case {
         Case {

@@ -7,12 +7,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use proptest::strategy::Strategy;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
 
 use crate::adapters::Device;
 use crate::case::Case;
+use crate::inputs::Family;
 use crate::properties::Property;
 use crate::regressions;
 use crate::verdict::{Evidence, Failure, Violation};
@@ -177,20 +179,30 @@ fn open(property: &Property, device: &Device) -> Result<InFlight, Failure> {
     })
 }
 
-/// Runs `cases` cases of a property on a device; ends at the first violation, which is shrunk.
+/// What a run draws.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Number of cases.
+    pub cases: u64,
+    /// Seed of the cases: the same seed draws the same cases on every adapter.
+    pub seed: u64,
+    /// Draw data of these families alone.
+    pub families: Option<Vec<Family>>,
+}
+
+/// Runs a plan's cases of a property on a device; ends at the first violation, which is shrunk.
 ///
 /// Seeds under `regressions/proptest/` come first. `progress` is told after each case.
 pub fn run(
     property: &Property,
     device: &Device,
-    cases: u64,
-    seed: u64,
+    plan: &Plan,
     progress: impl Fn(&Summary),
 ) -> Summary {
     let seeds = regressions::dir()
         .join("proptest")
         .join(format!("{}.txt", property.name));
-    run_with_seeds(property, device, cases, seed, &seeds, progress)
+    run_with_seeds(property, device, plan, &seeds, progress)
 }
 
 /// What a run has seen so far; proptest's callback is a plain `Fn`.
@@ -205,8 +217,7 @@ struct Seen {
 pub fn run_with_seeds(
     property: &Property,
     device: &Device,
-    cases: u64,
-    seed: u64,
+    plan: &Plan,
     seeds: &Path,
     progress: impl Fn(&Summary),
 ) -> Summary {
@@ -225,8 +236,12 @@ pub fn run_with_seeds(
         violation: None,
         shrink_checks: 0,
     });
-    let strategy = (property.strategy)();
-    let result = runner(property.name, cases, seed, seeds).run(&strategy, |case| {
+    let families = plan.families.clone();
+    let strategy = (property.strategy)().prop_map(move |case| match &families {
+        Some(families) => case.with_families(families),
+        None => case,
+    });
+    let result = runner(property.name, plan, seeds).run(&strategy, |case| {
         let outcome = check(property, device, &case, &in_flight);
         let mut seen = seen.borrow_mut();
         let shrinking = seen.drawn.is_some();
@@ -286,16 +301,16 @@ pub fn run_with_seeds(
     summary
 }
 
-/// A runner of one property: the same seed draws the same cases on every adapter. Every field that matters is
+/// A runner of one property. Every field that matters is
 /// set, since proptest lets environment variables override its defaults.
-fn runner(property: &str, cases: u64, seed: u64, seeds: &Path) -> TestRunner {
+fn runner(property: &str, plan: &Plan, seeds: &Path) -> TestRunner {
     let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    bytes[..8].copy_from_slice(&plan.seed.to_le_bytes());
     for (i, b) in property.bytes().enumerate() {
         bytes[8 + i % 24] ^= b;
     }
     let config = Config {
-        cases: u32::try_from(cases).unwrap_or(u32::MAX),
+        cases: u32::try_from(plan.cases).unwrap_or(u32::MAX),
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(leak(seeds)))),
         max_shrink_iters: SHRINK_CHECKS,
         max_shrink_time: SHRINK_TIME.as_millis() as u32,

@@ -9,7 +9,7 @@ use tqcheck::adapters::{self, Device};
 use tqcheck::case::Case;
 use tqcheck::generators;
 use tqcheck::properties::Property;
-use tqcheck::runner::run_with_seeds;
+use tqcheck::runner::{Plan, run_with_seeds};
 use tqcheck::verdict::{Evidence, Failure, Outcome, Violation};
 
 static CHECKED: AtomicU64 = AtomicU64::new(0);
@@ -24,6 +24,14 @@ fn canary(_: &Device, case: &Case) -> Outcome {
         place: String::new(),
         detail: String::new(),
     }))
+}
+
+fn plan(cases: u64, seed: u64) -> Plan {
+    Plan {
+        cases,
+        seed,
+        families: None,
+    }
 }
 
 fn strategy() -> BoxedStrategy<Case> {
@@ -43,14 +51,14 @@ fn a_canary_is_kept_and_replayed_from_another_directory() {
     };
     let dir = tempfile::tempdir().expect("a directory");
     let seeds = dir.path().join("below").join("canary.txt");
-    let summary = run_with_seeds(&property, device, 100, 7, &seeds, |_| {});
+    let summary = run_with_seeds(&property, device, &plan(100, 7), &seeds, |_| {});
     let broken = summary.broken.expect("the canary fails");
     assert_eq!(broken.shrunk.rows, 5, "shrunk to the smallest that fails");
     assert!(seeds.is_file(), "proptest kept its seed");
 
     std::env::set_current_dir(dir.path()).expect("another working directory");
     CHECKED.store(0, Ordering::SeqCst);
-    let replayed = run_with_seeds(&property, device, 0, 8, &seeds, |_| {});
+    let replayed = run_with_seeds(&property, device, &plan(0, 8), &seeds, |_| {});
     assert!(replayed.broken.is_some(), "the seed was replayed");
     assert!(CHECKED.load(Ordering::SeqCst) > 0);
 }

@@ -131,7 +131,12 @@ fn check(property: &Property, adapter: &adapters::Adapter) -> Result<(), Failed>
             .map_err(|e| format!("TQCHECK_CASES={text}: {e}"))?,
         Err(_) => 48,
     };
-    let summary = runner::run(property, device, cases, 1, |_| {});
+    let plan = runner::Plan {
+        cases,
+        seed: 1,
+        families: None,
+    };
+    let summary = runner::run(property, device, &plan, |_| {});
     let failure = match (&summary.broken, summary.failure()) {
         (Some(broken), Some(failure)) => {
             let saved = regressions::save(&regressions::dir(), device, 1, broken);

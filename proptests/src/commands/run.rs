@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{End, table};
 use crate::adapters::{self, Device};
+use crate::inputs::Family;
 use crate::properties::{self, Property};
 use crate::regressions::{self, Judgement};
 use crate::runner::{self, Summary};
@@ -27,6 +28,9 @@ pub struct Args {
     /// Seed of the cases: the same seed draws the same cases
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Draw keys, values and queries of this family alone, or of `ordinary` ones
+    #[arg(long, value_name = "NAME")]
+    pub family: Option<String>,
     /// Do not save the shrunk case of a failure under regressions/
     #[arg(long)]
     pub no_save: bool,
@@ -44,6 +48,7 @@ pub fn run(args: &Args) -> Result<End> {
             anyhow::anyhow!("no property \"{name}\"; there are: {}", names.join(", "))
         })?],
     };
+    let families = args.family.as_deref().map(families).transpose()?;
     let devices = match adapters::select(&args.adapter) {
         Ok(devices) => devices,
         Err(why) => {
@@ -67,7 +72,12 @@ pub fn run(args: &Args) -> Result<End> {
     for device in devices {
         for property in &properties {
             let bar = progress_bar(args.cases, property, &device.label);
-            let summary = runner::run(property, device, args.cases, args.seed, |_| bar.inc(1));
+            let plan = runner::Plan {
+                cases: args.cases,
+                seed: args.seed,
+                families: families.clone(),
+            };
+            let summary = runner::run(property, device, &plan, |_| bar.inc(1));
             bar.finish_and_clear();
             let judgement = regressions::judge(
                 &expected,
@@ -87,6 +97,21 @@ pub fn run(args: &Args) -> Result<End> {
     }
     println!("{report}");
     Ok(end)
+}
+
+/// The families that a name stands for.
+fn families(name: &str) -> Result<Vec<Family>> {
+    let matching: Vec<Family> = Family::ALL
+        .into_iter()
+        .filter(|f| f.name() == name || (name == "ordinary" && f.is_ordinary()))
+        .collect();
+    let names: Vec<&str> = Family::ALL.iter().map(|f| f.name()).collect();
+    anyhow::ensure!(
+        !matching.is_empty(),
+        "no family \"{name}\"; there are: ordinary, {}",
+        names.join(", ")
+    );
+    Ok(matching)
 }
 
 fn progress_bar(cases: u64, property: &Property, label: &str) -> ProgressBar {
