@@ -252,7 +252,7 @@ impl Pass<'_> {
 /// A value record, dequantised once for the queries that see it.
 #[derive(Clone, Debug)]
 pub struct Dequantised {
-    /// n · RHT⁻¹(centroid[code]; polar).
+    /// n · RHT⁻¹(centroid(code); polar).
     vector: Vec<f64>,
     /// n · Σ|centroid[code_i]|/√d: what roundings in the rotated domain can sum to in one element.
     spread: f64,

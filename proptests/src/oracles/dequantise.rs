@@ -5,7 +5,7 @@ use turboquant_wgpu::{Gain, Rotation};
 
 use crate::arithmetic::inverse_rht;
 
-/// The value vector that a record stands for: n · RHT⁻¹(centroid[code]; polar).
+/// The value vector that a record stands for: n · RHT⁻¹(centroid(code); polar).
 #[must_use]
 pub fn value(rotation: &Rotation, record: &ValueRecord) -> Vec<f64> {
     let centroids = rotation.head_dim().codebook().centroids.map(f64::from);
@@ -17,7 +17,7 @@ pub fn value(rotation: &Rotation, record: &ValueRecord) -> Vec<f64> {
 }
 
 /// The key vector whose dot product with a query is the (unscaled) score:
-/// n · RHT⁻¹(centroid[code] + ρ·g·√d·RHT⁻¹(±1/√d; jl); polar).
+/// n · RHT⁻¹(centroid(code) + ρ·g·√d·RHT⁻¹(±1/√d; jl); polar).
 #[must_use]
 pub fn key(rotation: &Rotation, record: &KeyRecord, gain: Gain) -> Vec<f64> {
     let head_dim = rotation.head_dim();
