@@ -6,7 +6,8 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{End, table};
-use crate::adapters;
+use crate::adapters::{self, Device};
+use crate::probes::Probe;
 use crate::properties::{self, Property};
 use crate::runner::{self, Summary};
 
@@ -58,7 +59,7 @@ pub fn run(args: &Args) -> Result<End> {
         "largest observed/bound",
     ]);
     let mut end = End::Holds;
-    for device in devices {
+    for &device in &devices {
         for property in &properties {
             let bar = progress_bar(args.cases, property, &device.label);
             let summary = runner::run(property, device, args.cases, args.seed, |_| bar.inc(1));
@@ -66,11 +67,14 @@ pub fn run(args: &Args) -> Result<End> {
             if !summary.holds() {
                 end = End::Violation;
             }
-            explain(&device.label, property, &summary);
+            explain(device, property, &summary);
             report.add_row(row(property, &device.label, &summary));
         }
     }
     println!("{report}");
+    for device in devices {
+        assumptions(device);
+    }
     Ok(end)
 }
 
@@ -117,7 +121,8 @@ fn row(property: &Property, label: &str, summary: &Summary) -> [String; 8] {
 }
 
 /// Says what was not checked and what was violated, the shrunk case with it.
-fn explain(label: &str, property: &Property, summary: &Summary) {
+fn explain(device: &Device, property: &Property, summary: &Summary) {
+    let label = &device.label;
     for (reason, n) in &summary.not_checked {
         println!("{} on {label}: {n} not checked: {reason}", property.name);
     }
@@ -131,6 +136,42 @@ fn explain(label: &str, property: &Property, summary: &Summary) {
             broken.shrink_checks,
             broken.shrunk.to_toml(),
             broken.violation
+        );
+        let suspects: Vec<String> = device
+            .probes()
+            .broken_for(property.name)
+            .map(Probe::describe)
+            .collect();
+        if suspects.is_empty() {
+            println!(
+                "every probe that {} rests on is kept: no defect of the adapter explains this\n",
+                property.name
+            );
+        } else {
+            println!(
+                "{} rests on what this adapter gets wrong: {}\n",
+                property.name,
+                suspects.join("; ")
+            );
+        }
+    }
+}
+
+/// Says which assumptions of the bounds do not hold on an adapter.
+fn assumptions(device: &Device) {
+    let broken: Vec<&Probe> = device.probes().broken().collect();
+    if broken.is_empty() {
+        println!("{}: every assumption of the bounds holds", device.label);
+    }
+    for probe in broken {
+        let carried = match probe.carries() {
+            [] => "no property rests on it".to_owned(),
+            properties => format!("{} rest on it", properties.join(", ")),
+        };
+        println!(
+            "{}: assumption broken: {} ({carried})",
+            device.label,
+            probe.describe()
         );
     }
 }
