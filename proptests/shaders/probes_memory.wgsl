@@ -20,9 +20,8 @@ fn copy_floats(@builtin(global_invocation_id) id: vec3<u32>) {
     }
 }
 
-// Kept small: lavapipe takes minutes to compile the zeroing of 2048 words.
-const SHARED = 256u;
-var<workgroup> shared_words: array<u32, 256>;
+override SHARED: u32 = 256u;
+var<workgroup> shared_words: array<u32, SHARED>;
 
 // Fills workgroup memory. What it holds is read across lanes, so that no compiler can leave the stores out.
 @compute @workgroup_size(64)
