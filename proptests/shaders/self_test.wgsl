@@ -1,7 +1,5 @@
-// Known-answer tests of what every kernel stands on: barriers, workgroup memory and reductions, and how
-// additions and multiplications round.
+// Known-answer tests of what every kernel stands on: barriers, workgroup memory and reductions.
 
-@group(0) @binding(0) var<storage, read> pairs: array<vec2<f32>>;
 @group(0) @binding(1) var<storage, read_write> results: array<u32>;
 
 override LANES: u32;
@@ -39,14 +37,4 @@ fn reduce(@builtin(local_invocation_index) lane: u32) {
         results[1] = seen;
     }
     results[2u + lane] = numbers[lane];
-}
-
-// results[2i]: bits of x + y, results[2i + 1]: bits of x * y.
-@compute @workgroup_size(64)
-fn round(@builtin(global_invocation_id) id: vec3<u32>) {
-    if (id.x < arrayLength(&pairs)) {
-        let pair = pairs[id.x];
-        results[2u * id.x] = bitcast<u32>(pair.x + pair.y);
-        results[2u * id.x + 1u] = bitcast<u32>(pair.x * pair.y);
-    }
 }

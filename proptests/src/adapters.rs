@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use turboquant_wgpu::{Error, Gpu, GpuOptions, Pending};
 
 use crate::arithmetic::Arithmetic;
+use crate::probes::{self, Probes};
 use crate::self_test;
 
 /// A GPU wait that lasts longer is a hang.
@@ -27,10 +28,13 @@ pub struct Device {
     pub label: String,
     /// Its driver's name and version.
     pub driver: String,
-    /// How its arithmetic rounds, as the self-test established.
+    /// How its arithmetic rounds, as the probes established.
     pub arithmetic: Arithmetic,
     /// Errors that wgpu reported outside any call.
     pub errors: Arc<Mutex<Vec<String>>>,
+    adapter: wgpu::Adapter,
+    probes: OnceLock<Probes>,
+    subgroup_gpu: OnceLock<Result<Gpu, String>>,
 }
 
 /// Every adapter of this machine, in wgpu's order. Enumerated once in a process.
@@ -105,18 +109,59 @@ impl Adapter {
             let mut errors = sink.lock().unwrap_or_else(PoisonError::into_inner);
             errors.push(error.to_string());
         }));
-        let arithmetic = self_test::run(&gpu)?;
+        self_test::run(&gpu)?;
+        let arithmetic = probes::rounding(&gpu)?;
         Ok(Device {
             gpu,
             label: self.label(),
             driver: format!("{} {}", self.info.driver, self.info.driver_info),
             arithmetic,
             errors,
+            adapter: self.adapter.clone(),
+            probes: OnceLock::new(),
+            subgroup_gpu: OnceLock::new(),
         })
     }
 }
 
 impl Device {
+    /// All probes, run at the first call.
+    pub fn probes(&self) -> &Probes {
+        self.probes.get_or_init(|| Probes::run(self))
+    }
+
+    /// A second device of the adapter with subgroup operations, which the device under test has no use for; `None` if
+    /// the adapter lacks them. Like that one it is opened once in a process and never dropped.
+    pub fn subgroup_gpu(&self) -> Option<Result<&Gpu, String>> {
+        if !self.adapter.features().contains(wgpu::Features::SUBGROUP) {
+            return None;
+        }
+        let open = || {
+            let descriptor = wgpu::DeviceDescriptor {
+                label: Some("subgroups"),
+                required_features: wgpu::Features::SUBGROUP,
+                required_limits: self.adapter.limits(),
+                ..Default::default()
+            };
+            let (device, queue) = pollster::block_on(self.adapter.request_device(&descriptor))
+                .map_err(|e| e.to_string())?;
+            Gpu::new(device, queue, GpuOptions::default()).map_err(|e| e.to_string())
+        };
+        Some(
+            self.subgroup_gpu
+                .get_or_init(open)
+                .as_ref()
+                .map_err(Clone::clone),
+        )
+    }
+
+    /// The smallest and largest subgroup size that the adapter reports.
+    #[must_use]
+    pub fn subgroup_sizes(&self) -> [u32; 2] {
+        let info = self.adapter.get_info();
+        [info.subgroup_min_size, info.subgroup_max_size]
+    }
+
     /// Submits an encoder.
     pub fn submit(&self, encoder: wgpu::CommandEncoder) {
         self.gpu.queue().submit([encoder.finish()]);

@@ -15,6 +15,7 @@ pub mod fixture;
 pub mod generators;
 pub mod inputs;
 pub mod oracles;
+pub mod probes;
 pub mod properties;
 pub mod readback;
 pub mod regressions;

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tqcheck::commands::{End, golden, trace};
+use tqcheck::probes::Probe;
 use tqcheck::properties::{self, Property};
 use tqcheck::regressions::Judgement;
 use tqcheck::{adapters, regressions, runner};
@@ -53,6 +54,9 @@ fn trials() -> Vec<Trial> {
                 move || check(property, adapter),
             ));
         }
+        trials.push(Trial::test(format!("probes::{label}"), move || {
+            assumptions(adapter)
+        }));
         trials.push(Trial::test(format!("golden::{label}"), move || {
             usable(adapter)?;
             let args = golden::Args {
@@ -113,6 +117,20 @@ fn testdata(path: &str) -> std::path::PathBuf {
 
 fn usable(adapter: &adapters::Adapter) -> Result<(), Failed> {
     adapter.device().map(|_| ()).map_err(Failed::from)
+}
+
+/// Fails for primitives outside their limits, of those that some property rests on.
+fn assumptions(adapter: &adapters::Adapter) -> Result<(), Failed> {
+    let probes = adapter.device()?.probes();
+    let broken: Vec<String> = probes
+        .broken()
+        .filter(|probe| !probe.carries().is_empty())
+        .map(Probe::describe)
+        .collect();
+    if broken.is_empty() && !probes.list.is_empty() {
+        return Ok(());
+    }
+    Err(format!("the adapter's defects: {}", broken.join("\n")).into())
 }
 
 fn ended(end: anyhow::Result<End>) -> Result<(), Failed> {

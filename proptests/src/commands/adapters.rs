@@ -3,17 +3,24 @@
 use anyhow::Result;
 
 use super::{End, table};
-use crate::adapters::{Adapter, all, missing};
+use crate::adapters::{Adapter, Device, all, missing};
 use crate::arithmetic::Arithmetic;
+use crate::probes::Probe;
 
 /// Lists every adapter with its backend, driver, subgroup sizes and the limits that matter, and why one
 /// is unusable
 #[derive(clap::Args)]
-#[command(after_help = "Example: tqcheck adapters --require vulkan,gl")]
+#[command(after_help = "Example: tqcheck adapters --probe --require vulkan,gl")]
 pub struct Args {
     /// Fail (exit code 3) unless each of these backends has a usable adapter
     #[arg(long, value_name = "BACKENDS")]
     pub require: Option<String>,
+    /// Measure what the error bounds assume: the largest error of each primitive beside its limit
+    #[arg(long)]
+    pub probe: bool,
+    /// Only adapters whose backend, name or driver contains this text
+    #[arg(long, default_value = "all", value_name = "TEXT")]
+    pub adapter: String,
 }
 
 /// Runs the command.
@@ -22,10 +29,15 @@ pub struct Args {
 /// None.
 pub fn run(args: &Args) -> Result<End> {
     let mut usable = false;
-    for adapter in all() {
+    for adapter in all().iter().filter(|a| a.matches(&args.adapter)) {
         println!("{}", adapter.label());
         println!("{}", describe(adapter));
-        usable |= adapter.device().is_ok();
+        if let Ok(device) = adapter.device() {
+            usable = true;
+            if args.probe {
+                println!("{}", probed(device));
+            }
+        }
     }
     if all().is_empty() {
         println!("no adapter");
@@ -91,4 +103,28 @@ fn describe(adapter: &Adapter) -> comfy_table::Table {
         Err(why) => row("usable", format!("no: {why}")),
     }
     table
+}
+
+fn probed(device: &Device) -> comfy_table::Table {
+    let mut table = table(["probe", "seen", "limit", "unit", "kept", "note"]);
+    for probe in &device.probes().list {
+        let kept = match (probe.kept, probe.carries()) {
+            (true, _) => "yes",
+            (false, []) => "NO (no kernel rests on it)",
+            (false, _) => "NO",
+        };
+        table.add_row([
+            probe.title(),
+            probe.seen.to_string(),
+            limit(probe),
+            probe.unit.clone(),
+            kept.to_owned(),
+            probe.note.clone(),
+        ]);
+    }
+    table
+}
+
+fn limit(probe: &Probe) -> String {
+    probe.limit.map_or_else(String::new, |l| l.to_string())
 }

@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{End, table};
 use crate::adapters::{self, Device};
 use crate::inputs::Family;
+use crate::probes::Probe;
 use crate::properties::{self, Property};
 use crate::regressions::{self, Judgement};
 use crate::runner::{self, Summary};
@@ -69,7 +70,7 @@ pub fn run(args: &Args) -> Result<End> {
         "RMS/twin",
     ]);
     let mut end = End::Holds;
-    for device in devices {
+    for &device in &devices {
         for property in &properties {
             let bar = progress_bar(args.cases, property, &device.label);
             let plan = runner::Plan {
@@ -96,6 +97,9 @@ pub fn run(args: &Args) -> Result<End> {
         }
     }
     println!("{report}");
+    for device in devices {
+        assumptions(device);
+    }
     Ok(end)
 }
 
@@ -180,6 +184,23 @@ fn explain(args: &Args, device: &Device, property: &Property, summary: &Summary)
         broken.shrunk.to_toml(),
         broken.violation
     );
+    let suspects: Vec<String> = device
+        .probes()
+        .broken_for(property.name)
+        .map(Probe::describe)
+        .collect();
+    if suspects.is_empty() {
+        println!(
+            "every probe that {} rests on is kept: no defect of the adapter explains this\n",
+            property.name
+        );
+    } else {
+        println!(
+            "{} rests on what this adapter gets wrong: {}\n",
+            property.name,
+            suspects.join("; ")
+        );
+    }
     if args.no_save {
         return;
     }
@@ -189,5 +210,24 @@ fn explain(args: &Args, device: &Device, property: &Property, summary: &Summary)
             path.display()
         ),
         Err(error) => println!("it could not be saved: {error}\n"),
+    }
+}
+
+/// Says which assumptions of the bounds do not hold on an adapter.
+fn assumptions(device: &Device) {
+    let broken: Vec<&Probe> = device.probes().broken().collect();
+    if broken.is_empty() {
+        println!("{}: every assumption of the bounds holds", device.label);
+    }
+    for probe in broken {
+        let carried = match probe.carries() {
+            [] => "no property rests on it".to_owned(),
+            properties => format!("{} rest on it", properties.join(", ")),
+        };
+        println!(
+            "{}: assumption broken: {} ({carried})",
+            device.label,
+            probe.describe()
+        );
     }
 }
