@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use turboquant_wgpu::{Error, Gpu, GpuOptions, Pending};
 
 use crate::arithmetic::Arithmetic;
+use crate::litter::Litter;
 use crate::self_test;
 
 /// A GPU wait that lasts longer is a hang.
@@ -29,6 +30,8 @@ pub struct Device {
     pub arithmetic: Arithmetic,
     /// Errors that wgpu reported outside any call.
     pub errors: Arc<Mutex<Vec<String>>>,
+    zeroing: OnceLock<Result<Box<Device>, Error>>,
+    litter: OnceLock<Litter>,
 }
 
 /// Every adapter of this machine, in wgpu's order. Enumerated once in a process.
@@ -109,6 +112,8 @@ impl Adapter {
             label: self.label(),
             arithmetic,
             errors,
+            zeroing: OnceLock::new(),
+            litter: OnceLock::new(),
         })
     }
 }
@@ -125,6 +130,38 @@ impl Device {
         self.gpu
             .device()
             .create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    /// The same device and queue, with kernels that find their workgroup memory cleared.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn zeroing(&self) -> Result<&Self, Error> {
+        let open = || {
+            let options = GpuOptions {
+                zero_workgroup_memory: true,
+            };
+            let (device, queue) = (self.gpu.device().clone(), self.gpu.queue().clone());
+            Ok(Box::new(Self {
+                gpu: Gpu::new(device, queue, options)?,
+                label: format!("{}, workgroup memory cleared", self.label),
+                arithmetic: self.arithmetic,
+                errors: self.errors.clone(),
+                zeroing: OnceLock::new(),
+                litter: OnceLock::new(),
+            }))
+        };
+        match self.zeroing.get_or_init(open) {
+            Ok(device) => Ok(device),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// Records a dispatch that leaves rubbish in workgroup memory.
+    pub fn litter(&self, encoder: &mut wgpu::CommandEncoder) {
+        self.litter
+            .get_or_init(|| Litter::new(&self.gpu))
+            .record(encoder);
     }
 
     /// Waits for a result, at most [`WAIT_LIMIT`] by this process's clock.

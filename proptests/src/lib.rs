@@ -14,6 +14,7 @@ pub mod commands;
 pub mod fixture;
 pub mod generators;
 pub mod inputs;
+mod litter;
 pub mod oracles;
 pub mod properties;
 pub mod readback;

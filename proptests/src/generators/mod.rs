@@ -8,6 +8,7 @@ pub mod attention;
 pub mod encode_keys;
 pub mod encode_values;
 pub mod end_to_end;
+pub mod laws;
 pub mod rotate_queries;
 pub mod snapshot;
 

@@ -4,6 +4,7 @@
 pub mod attention;
 pub mod encode;
 pub mod end_to_end;
+pub mod laws;
 pub mod rotate_queries;
 pub mod snapshot;
 
@@ -63,6 +64,78 @@ pub static ALL: &[Property] = &[
         about: "blobs hold what the buffers hold, restore elsewhere, and a refused restore changes no bit",
         strategy: generators::snapshot::strategy,
         check: snapshot::check,
+    },
+    Property {
+        name: "law_encode_partition",
+        about: "any partition of the rows gives the same bytes; a record depends on its vector alone",
+        strategy: generators::laws::encode_partition,
+        check: laws::encode::partition,
+    },
+    Property {
+        name: "law_encode_scaling",
+        about: "scaling by a power of two moves the norm alone",
+        strategy: generators::laws::encode_scaling,
+        check: laws::encode::scaling,
+    },
+    Property {
+        name: "law_encode_negation",
+        about: "negation mirrors codes and flips signs, except at free choices",
+        strategy: generators::laws::encode_negation,
+        check: laws::encode::negation,
+    },
+    Property {
+        name: "law_query_partition",
+        about: "query rows agree bit for bit, however they are partitioned",
+        strategy: generators::laws::query_partition,
+        check: laws::attention::query_partition,
+    },
+    Property {
+        name: "law_kv_partition",
+        about: "KV splits of any length agree within the sum of their bounds",
+        strategy: generators::laws::kv_partition,
+        check: laws::attention::kv_partition,
+    },
+    Property {
+        name: "law_causality",
+        about: "what lies after a row's position changes nothing, bit for bit",
+        strategy: generators::laws::causality,
+        check: laws::attention::causality,
+    },
+    Property {
+        name: "law_gqa",
+        about: "equal queries of a group agree, and grouped is multi-head with copied heads, bit for bit",
+        strategy: generators::laws::gqa,
+        check: laws::attention::gqa,
+    },
+    Property {
+        name: "law_equal_values",
+        about: "equal values give that value, whatever the scores",
+        strategy: generators::laws::equal_values,
+        check: laws::attention::equal_values,
+    },
+    Property {
+        name: "law_permutation",
+        about: "the order of visible timesteps changes nothing but rounding",
+        strategy: generators::laws::permutation,
+        check: laws::attention::order,
+    },
+    Property {
+        name: "law_repeat",
+        about: "the same dispatches give the same bits, workgroup memory dirty or cleared",
+        strategy: generators::laws::repeat,
+        check: laws::repeat::check,
+    },
+    Property {
+        name: "law_exact",
+        about: "where every operation is exact, results are compared bit for bit",
+        strategy: generators::laws::exact,
+        check: laws::exact::check,
+    },
+    Property {
+        name: "law_snapshot_prefix",
+        about: "prefix restored + rest encoded, and disjoint encodes, give the snapshot of the whole",
+        strategy: generators::laws::snapshot_prefix,
+        check: laws::snapshot::check,
     },
 ];
 
