@@ -21,4 +21,5 @@ pub mod readback;
 pub mod runner;
 mod self_test;
 pub mod session;
+pub mod statistics;
 pub mod verdict;

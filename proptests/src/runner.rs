@@ -153,7 +153,8 @@ fn open(property: &Property, device: &Device) -> Result<InFlight, Failure> {
     })
 }
 
-/// Runs `cases` cases of a property on a device; ends at the first violation, which is shrunk.
+/// Runs `cases` cases of a property on a device, fewer of a costly one ([`Property::cases`]); ends at the first
+/// violation, which is shrunk.
 ///
 /// `progress` is told after each case.
 pub fn run(
@@ -174,7 +175,7 @@ pub fn run(
     };
     let strategy = (property.strategy)();
     let mut runner = TestRunner::new_with_rng(Config::default(), rng(property.name, seed));
-    for index in 0..cases {
+    for index in 0..property.cases(cases) {
         let mut tree = match strategy.new_tree(&mut runner) {
             Ok(tree) => tree,
             Err(reason) => {

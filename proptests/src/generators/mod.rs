@@ -11,6 +11,7 @@ pub mod end_to_end;
 pub mod laws;
 pub mod rotate_queries;
 pub mod snapshot;
+pub mod statistics;
 
 use proptest::prelude::*;
 use turboquant_wgpu::{Gain, HeadDim};
