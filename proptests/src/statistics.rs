@@ -318,8 +318,8 @@ pub fn judge(
         let found = sample.iter().map(of).sum::<f64>() / n;
         let tolerance = DEVIATIONS * deviation / n.sqrt() + TABLE_ERROR * mean;
         let off = (found - mean).abs();
-        // Written so that a NaN fails, and so an empty sample.
-        if !(off <= tolerance) {
+        // An empty sample is a NaN too.
+        if off.is_nan() || off > tolerance {
             return Err(Violation {
                 rule,
                 place: format!("d = {head_dim}, {gain:?}, {n} vectors"),
@@ -391,7 +391,7 @@ pub fn judge_streams(layers: &[Streams], evidence: &mut Evidence) -> Result<(), 
     let tolerance = DEVIATIONS * (n as f64).sqrt();
     for (rule, of) in sums {
         let sum: f64 = (0..signs.len()).map(of).sum();
-        if !(sum.abs() <= tolerance) {
+        if sum.is_nan() || sum.abs() > tolerance {
             return Err(Violation {
                 rule,
                 place: format!("{} layers, {n} signs", signs.len()),
