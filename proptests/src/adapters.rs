@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use turboquant_wgpu::{Error, Gpu, GpuOptions, Pending};
 
 use crate::arithmetic::Arithmetic;
+use crate::litter::Litter;
 use crate::probes::{self, Probes};
 use crate::self_test;
 
@@ -35,6 +36,8 @@ pub struct Device {
     adapter: wgpu::Adapter,
     probes: OnceLock<Probes>,
     subgroup_gpu: OnceLock<Result<Gpu, String>>,
+    zeroing: OnceLock<Result<Box<Device>, Error>>,
+    litter: OnceLock<Litter>,
 }
 
 /// Every adapter of this machine, in wgpu's order. Enumerated once in a process.
@@ -120,6 +123,8 @@ impl Adapter {
             adapter: self.adapter.clone(),
             probes: OnceLock::new(),
             subgroup_gpu: OnceLock::new(),
+            zeroing: OnceLock::new(),
+            litter: OnceLock::new(),
         })
     }
 }
@@ -173,6 +178,42 @@ impl Device {
         self.gpu
             .device()
             .create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    /// The same device and queue, with kernels that find their workgroup memory cleared.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn zeroing(&self) -> Result<&Self, Error> {
+        let open = || {
+            let options = GpuOptions {
+                zero_workgroup_memory: true,
+            };
+            let (device, queue) = (self.gpu.device().clone(), self.gpu.queue().clone());
+            Ok(Box::new(Self {
+                gpu: Gpu::new(device, queue, options)?,
+                label: format!("{}, workgroup memory cleared", self.label),
+                driver: self.driver.clone(),
+                adapter: self.adapter.clone(),
+                probes: OnceLock::new(),
+                subgroup_gpu: OnceLock::new(),
+                arithmetic: self.arithmetic,
+                errors: self.errors.clone(),
+                zeroing: OnceLock::new(),
+                litter: OnceLock::new(),
+            }))
+        };
+        match self.zeroing.get_or_init(open) {
+            Ok(device) => Ok(device),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// Records a dispatch that leaves rubbish in workgroup memory.
+    pub fn litter(&self, encoder: &mut wgpu::CommandEncoder) {
+        self.litter
+            .get_or_init(|| Litter::new(&self.gpu))
+            .record(encoder);
     }
 
     /// Waits for a result, at most [`WAIT_LIMIT`] by this process's clock.

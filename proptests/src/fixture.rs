@@ -67,13 +67,26 @@ impl<'a> Fixture<'a> {
     /// # Errors
     /// A case that the library or the adapter does not take.
     pub fn empty(device: &'a Device, case: &'a Case) -> Result<Self, Failure> {
+        Self::with(device, case, case.keys()?, case.values()?)
+    }
+
+    /// [`Fixture::empty`] with other tensors than the case's own, of the same shape.
+    ///
+    /// # Errors
+    /// A case that the library or the adapter does not take.
+    pub fn with(
+        device: &'a Device,
+        case: &'a Case,
+        keys: Vec<f32>,
+        values: Vec<f32>,
+    ) -> Result<Self, Failure> {
         let cache = new_cache(device, case, case.capacity)?;
         Ok(Self {
             device,
             case,
             cache,
-            keys: case.keys()?,
-            values: case.values()?,
+            keys,
+            values,
         })
     }
 
@@ -86,17 +99,35 @@ impl<'a> Fixture<'a> {
         encoder: &mut wgpu::CommandEncoder,
         split: u32,
     ) -> Result<(), Failure> {
-        if self.case.rows == 0 {
+        let (keys, values) = (self.keys.clone(), self.values.clone());
+        self.encode_at(encoder, &keys, &values, 0, split)
+    }
+
+    /// Encodes rows of keys and values from timestep `first` on, `split` rows at a time.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn encode_at(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        keys: &[f32],
+        values: &[f32],
+        first: u32,
+        split: u32,
+    ) -> Result<(), Failure> {
+        let row = self.case.n_kv_heads as usize * self.case.head_dim as usize;
+        let all = (keys.len() / row) as u32;
+        if all == 0 {
             return Ok(());
         }
-        let keys = upload(self.device, &self.keys);
-        let values = upload(self.device, &self.values);
-        let row_bytes = 4 * u64::from(self.case.n_kv_heads) * u64::from(self.case.head_dim);
-        for position in (0..self.case.rows).step_by(split as usize) {
-            let rows = split.min(self.case.rows - position);
+        let keys = upload(self.device, keys);
+        let values = upload(self.device, values);
+        for done in (0..all).step_by(split as usize) {
+            let rows = split.min(all - done);
+            let position = first + done;
             let at = |buffer| Rows {
                 buffer,
-                offset: u64::from(position) * row_bytes,
+                offset: u64::from(done) * 4 * row as u64,
             };
             let layer = self.case.layer;
             self.cache
@@ -183,6 +214,12 @@ pub fn fill(device: &Device, buffer: &wgpu::Buffer) {
 /// A buffer with usages `STORAGE` and `COPY_SRC` that holds `data`.
 #[must_use]
 pub fn upload(device: &Device, data: &[f32]) -> wgpu::Buffer {
+    upload_words(device, bytemuck::cast_slice(data))
+}
+
+/// A buffer with usages `STORAGE` and `COPY_SRC` that holds these words.
+#[must_use]
+pub fn upload_words(device: &Device, data: &[u32]) -> wgpu::Buffer {
     use wgpu::util::DeviceExt;
     device
         .gpu
@@ -224,10 +261,40 @@ impl Fixture<'_> {
     /// The library's, a timeout, a lost device.
     pub fn attend(
         &self,
-        mut encoder: wgpu::CommandEncoder,
+        encoder: wgpu::CommandEncoder,
         queries: &[f32],
     ) -> Result<Attended, Failure> {
-        let case = self.case;
+        self.attend_as(self.case, encoder, queries)
+    }
+
+    /// [`Fixture::attend`] with the splits, positions and factors of another case.
+    ///
+    /// # Errors
+    /// The library's, a timeout, a lost device.
+    pub fn attend_as(
+        &self,
+        case: &Case,
+        encoder: wgpu::CommandEncoder,
+        queries: &[f32],
+    ) -> Result<Attended, Failure> {
+        let parts: Vec<_> = (0..case.q_rows)
+            .step_by(case.q_split as usize)
+            .map(|first| first..case.q_rows.min(first.saturating_add(case.q_split)))
+            .collect();
+        self.attend_parts(case, encoder, queries, &parts)
+    }
+
+    /// Rotates all of the queries and attends just these rows of them, one call for each range.
+    ///
+    /// # Errors
+    /// The library's, a timeout, a lost device.
+    pub fn attend_parts(
+        &self,
+        case: &Case,
+        mut encoder: wgpu::CommandEncoder,
+        queries: &[f32],
+        parts: &[std::ops::Range<u32>],
+    ) -> Result<Attended, Failure> {
         let gpu = &self.device.gpu;
         let source = upload(self.device, queries);
         let mut scratch = Queries::new(gpu, case.head_dim()?, case.n_heads, case.q_rows)?;
@@ -241,9 +308,9 @@ impl Fixture<'_> {
             case.q_rows,
             &mut scratch,
         )?;
-        for first in (0..case.q_rows).step_by(case.q_split as usize) {
+        for rows in parts {
             let attend = Attend {
-                rows: first..case.q_rows.min(first.saturating_add(case.q_split)),
+                rows: rows.clone(),
                 start_pos: case.start_pos,
                 split: case.kv_split(),
                 scale: case.scale,

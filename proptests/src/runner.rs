@@ -190,7 +190,8 @@ pub struct Plan {
     pub families: Option<Vec<Family>>,
 }
 
-/// Runs a plan's cases of a property on a device; ends at the first violation, which is shrunk.
+/// Runs a plan's cases of a property on a device, fewer of a costly one ([`Property::cases`]); ends at the first
+/// violation, which is shrunk.
 ///
 /// Seeds under `regressions/proptest/` come first. `progress` is told after each case.
 pub fn run(
@@ -241,7 +242,7 @@ pub fn run_with_seeds(
         Some(families) => case.with_families(families),
         None => case,
     });
-    let result = runner(property.name, plan, seeds).run(&strategy, |case| {
+    let result = runner(property, plan, seeds).run(&strategy, |case| {
         let outcome = check(property, device, &case, &in_flight);
         let mut seen = seen.borrow_mut();
         let shrinking = seen.drawn.is_some();
@@ -303,14 +304,14 @@ pub fn run_with_seeds(
 
 /// A runner of one property. Every field that matters is
 /// set, since proptest lets environment variables override its defaults.
-fn runner(property: &str, plan: &Plan, seeds: &Path) -> TestRunner {
+fn runner(property: &Property, plan: &Plan, seeds: &Path) -> TestRunner {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&plan.seed.to_le_bytes());
-    for (i, b) in property.bytes().enumerate() {
+    for (i, b) in property.name.bytes().enumerate() {
         bytes[8 + i % 24] ^= b;
     }
     let config = Config {
-        cases: u32::try_from(plan.cases).unwrap_or(u32::MAX),
+        cases: u32::try_from(property.cases(plan.cases)).unwrap_or(u32::MAX),
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(leak(seeds)))),
         max_shrink_iters: SHRINK_CHECKS,
         max_shrink_time: SHRINK_TIME.as_millis() as u32,

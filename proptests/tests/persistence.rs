@@ -45,6 +45,7 @@ fn a_canary_is_kept_and_replayed_from_another_directory() {
         about: "never holds",
         strategy,
         check: canary,
+        cost: 1,
     };
     let Some(device) = adapters::all().iter().find_map(|a| a.device().ok()) else {
         panic!("no adapter answers: nothing was checked");

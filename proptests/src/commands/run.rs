@@ -23,7 +23,7 @@ pub struct Args {
     /// Only this property
     #[arg(long, value_name = "NAME")]
     pub property: Option<String>,
-    /// Cases of each property on each adapter
+    /// Cases of each property on each adapter; fewer of those that cost more
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     pub cases: u64,
     /// Seed of the cases: the same seed draws the same cases
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<End> {
     let mut end = End::Holds;
     for &device in &devices {
         for property in &properties {
-            let bar = progress_bar(args.cases, property, &device.label);
+            let bar = progress_bar(property.cases(args.cases), property, &device.label);
             let plan = runner::Plan {
                 cases: args.cases,
                 seed: args.seed,

@@ -8,8 +8,10 @@ pub mod attention;
 pub mod encode_keys;
 pub mod encode_values;
 pub mod end_to_end;
+pub mod laws;
 pub mod rotate_queries;
 pub mod snapshot;
+pub mod statistics;
 
 use proptest::prelude::*;
 use turboquant_wgpu::{Gain, HeadDim};

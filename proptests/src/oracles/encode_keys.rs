@@ -63,7 +63,20 @@ pub fn judge(
     }
 }
 
-/// Judges the residual norm and the signs.
+/// What a correct implementation may have made of the residual.
+#[derive(Clone, Debug)]
+pub struct Residual {
+    /// ρ = ‖r‖.
+    pub norm: f64,
+    /// Bound on the error of ρ.
+    pub norm_error: f64,
+    /// z = RHT(r; jl), whose signs are stored.
+    pub z: Vec<f64>,
+    /// Bound on the error of each z_i.
+    pub z_error: Vec<f64>,
+}
+
+/// The residual of a rotated unit vector from the centroids of the codes that were chosen.
 ///
 /// r = y − centroid(found codes). The errors of y pass into it, and the subtraction adds u·|r_i|:
 /// as a vector, r is off by at most ε_common·‖y‖ + ‖independent errors‖ + u·‖r‖. The norm ρ is off by
@@ -72,14 +85,13 @@ pub fn judge(
 /// The sign of z = RHT(r/ρ; jl) is that of RHT(r; jl), since a common positive factor changes no
 /// sign. Rows of the orthonormal transform have norm 1, so that independent errors of r move an
 /// element by at most their Euclidean norm; the common error moves it by ε·|RHT(y; jl)_i|.
-fn judge_residual(
+#[must_use]
+pub fn residual(
     arithmetic: Arithmetic,
     rotation: &Rotation,
     unit: &Unit,
     found: &KeyRecord,
-    evidence: &mut Evidence,
-    place: &str,
-) -> Result<(), Violation> {
+) -> Residual {
     let head_dim = rotation.head_dim();
     let u = arithmetic.unit_roundoff;
     let centroids = head_dim.codebook().centroids.map(f64::from);
@@ -89,10 +101,34 @@ fn judge_residual(
         .enumerate()
         .map(|(i, y)| y - centroids[usize::from(found.code(i))])
         .collect();
-    let rho = l2(&r);
-    let r_independent = unit.independent_l2 + u * (rho + unit.common + unit.independent_l2);
+    let norm = l2(&r);
+    let r_independent = unit.independent_l2 + u * (norm + unit.common + unit.independent_l2);
     let r_error = unit.common * l2(&unit.y) + r_independent;
-    let rho_error = r_error + arithmetic.norm(head_dim) * (rho + r_error);
+    let along = rht(&rotation.jl, &unit.y);
+    // Product with 1/ρ, the stages, and the factor 1/√d if it is applied.
+    let own = arithmetic.transform(head_dim, 2) * (spread(&r) + r_error);
+    Residual {
+        norm,
+        norm_error: r_error + arithmetic.norm(head_dim) * (norm + r_error),
+        z: rht(&rotation.jl, &r),
+        z_error: along
+            .iter()
+            .map(|along| unit.common * along.abs() + r_independent + own)
+            .collect(),
+    }
+}
+
+/// Judges the residual norm and the signs.
+fn judge_residual(
+    arithmetic: Arithmetic,
+    rotation: &Rotation,
+    unit: &Unit,
+    found: &KeyRecord,
+    evidence: &mut Evidence,
+    place: &str,
+) -> Result<(), Violation> {
+    let residual = residual(arithmetic, rotation, unit, found);
+    let (rho, rho_error) = (residual.norm, residual.norm_error);
     norm::judge(
         "residual norm",
         evidence,
@@ -112,12 +148,7 @@ fn judge_residual(
             return Ok(());
         }
     }
-    let z = rht(&rotation.jl, &r);
-    let along = rht(&rotation.jl, &unit.y);
-    // Product with 1/ρ, the stages, and the factor 1/√d if it is applied.
-    let own = arithmetic.transform(head_dim, 2) * (spread(&r) + r_error);
-    for (i, (&z, &along)) in z.iter().zip(&along).enumerate() {
-        let error = unit.common * along.abs() + r_independent + own;
+    for (i, (&z, &error)) in residual.z.iter().zip(&residual.z_error).enumerate() {
         let positive = found.sign(i);
         let distance = if positive { -z } else { z }.max(0.0);
         let right = if positive {

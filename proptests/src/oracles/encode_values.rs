@@ -93,7 +93,8 @@ pub(super) fn judge_codes(
     evidence: &mut Evidence,
     place: &str,
 ) -> Result<(), Violation> {
-    let boundaries = head_dim.codebook().boundaries.map(f64::from);
+    let book = head_dim.codebook();
+    let boundaries = book.boundaries.map(f64::from);
     for (i, (&y, &error)) in unit.y.iter().zip(&unit.y_error).enumerate() {
         let found = usize::from(code(i));
         // Cell c is [boundaries[c − 1], boundaries[c]).
@@ -118,7 +119,7 @@ pub(super) fn judge_codes(
                 ),
             });
         }
-        let free = boundaries.iter().any(|b| (y - b).abs() <= error);
+        let free = unit.code_is_free(book, i);
         evidence.discrete += 1;
         evidence.free += u64::from(free);
         evidence.note(distance / error);

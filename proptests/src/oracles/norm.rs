@@ -22,6 +22,13 @@ fn rounding_interval(h: f16) -> (f64, f64) {
     (below, above)
 }
 
+/// True if norms other than `h` are right for some real in [n − e, n + e].
+#[must_use]
+pub fn is_free(h: f16, n: f64, e: f64) -> bool {
+    let (low, high) = rounding_interval(h);
+    n - e < low || high < n + e
+}
+
 /// Judges a stored norm: right if some real in [n − e, n + e] rounds to it.
 ///
 /// # Errors
@@ -49,8 +56,7 @@ pub fn judge(
         });
     }
     evidence.discrete += 1;
-    let alone = low <= n - e && n + e <= high;
-    evidence.free += u64::from(!alone);
+    evidence.free += u64::from(is_free(found, n, e));
     evidence.note(if e > 0.0 { distance / e } else { 0.0 });
     Ok(())
 }

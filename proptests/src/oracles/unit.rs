@@ -1,6 +1,6 @@
 //! The first step of both encoders: a vector's norm, and its rotated unit vector.
 
-use turboquant_wgpu::Rotation;
+use turboquant_wgpu::{Codebook, Rotation};
 
 use crate::arithmetic::{Arithmetic, SMALLEST_NORMAL, compose, inv_sqrt_error, l2, rht, spread};
 
@@ -88,6 +88,14 @@ pub fn unit(arithmetic: Arithmetic, rotation: &Rotation, x: &[f32]) -> Classifie
 }
 
 impl Unit {
+    /// True if more than one code is right for element i.
+    #[must_use]
+    pub fn code_is_free(&self, book: &Codebook, i: usize) -> bool {
+        book.boundaries
+            .iter()
+            .any(|&b| (self.y[i] - f64::from(b)).abs() <= self.y_error[i])
+    }
+
     /// Whether a correct implementation counts the norm as saturated: `None` if it may go either way.
     #[must_use]
     pub fn saturates(&self) -> Option<bool> {

@@ -1,12 +1,13 @@
 //! `attention`: outputs, judged on the device's own cache and rotated queries.
 
+use turboquant_wgpu::Rotation;
 use turboquant_wgpu::layout::Kind;
 use turboquant_wgpu::twin::{self, KeyRecord, RotatedQuery, ValueRecord};
 
 use crate::adapters::Device;
 use crate::case::Case;
 use crate::fixture::{Attended, Fixture, Raw, key_record, value_record};
-use crate::oracles::attention::{Depth, Dequantised, Pass};
+use crate::oracles::attention::{Depth, Dequantised, Output, Pass};
 use crate::oracles::rotate_queries::Bounded;
 use crate::verdict::{Evidence, Failure, Outcome, within};
 
@@ -17,11 +18,8 @@ pub fn check(device: &Device, case: &Case) -> Outcome {
     let fixture = Fixture::encode(device, case, &mut encoder)?;
     let attended = fixture.attend(encoder, &queries)?;
     let raw = fixture.read_raw(device.encoder())?;
-    let d = case.head_dim as usize;
     judge(&fixture, &raw, &attended, "attention", |index| {
-        let vector = &attended.rotated[2 * index * d..2 * (index + 1) * d];
-        let (polar, jl) = vector.split_at(d);
-        (Bounded::exact(polar), Bounded::exact(jl))
+        own_queries(case, &attended, index)
     })
 }
 
@@ -56,6 +54,96 @@ impl Records {
     }
 }
 
+/// The attention oracle over what a device holds.
+pub(super) struct Judge<'a> {
+    fixture: &'a Fixture<'a>,
+    rotation: Rotation,
+    records: Records,
+    dequantised: Vec<Vec<Dequantised>>,
+}
+
+impl<'a> Judge<'a> {
+    pub(super) fn new(fixture: &'a Fixture<'_>, raw: &Raw) -> Result<Self, Failure> {
+        let rotation = fixture.case.rotation()?;
+        let records = Records::read(fixture, raw)?;
+        let dequantise = |head: &Vec<ValueRecord>| {
+            head.iter()
+                .map(|v| Dequantised::new(&rotation, v))
+                .collect()
+        };
+        Ok(Self {
+            fixture,
+            rotation,
+            dequantised: records.values.iter().map(dequantise).collect(),
+            records,
+        })
+    }
+
+    /// The records that the outputs are judged on.
+    pub(super) fn records(&self) -> &Records {
+        &self.records
+    }
+
+    /// Reference and bound of one output, for splits of `kv_split` timesteps (0 for the automatic choice);
+    /// `None` if a score may overflow.
+    pub(super) fn reference(
+        &self,
+        row: u32,
+        head: u32,
+        kv_split: u32,
+        (polar, jl): &(Bounded, Bounded),
+    ) -> Option<Output> {
+        let case = self.fixture.case;
+        let visible = (case.start_pos + row + 1) as usize;
+        // The automatic choice is at least 256 or the whole; deeper nesting than it has is allowed for.
+        let split_len = match kv_split {
+            0 => visible,
+            len => len as usize,
+        };
+        let pass = Pass {
+            arithmetic: self.fixture.device.arithmetic,
+            rotation: &self.rotation,
+            depth: Depth::kernel(case.head_dim as usize, visible, split_len),
+            scale: case.scale,
+            gain: case.gain,
+        };
+        let kv_head = (head / (case.n_heads / case.n_kv_heads)) as usize;
+        pass.attention(
+            polar,
+            jl,
+            &self.records.keys[kv_head][..visible],
+            &self.dequantised[kv_head][..visible],
+        )
+    }
+
+    /// The f32 twin's output for the same records and rotated queries.
+    fn twin(&self, row: u32, head: u32, (polar, jl): &(Bounded, Bounded)) -> Vec<f32> {
+        let case = self.fixture.case;
+        let visible = (case.start_pos + row + 1) as usize;
+        let kv_head = (head / (case.n_heads / case.n_kv_heads)) as usize;
+        let to_f32 = |b: &Bounded| b.values.iter().map(|&v| v as f32).collect();
+        let query = RotatedQuery {
+            polar: to_f32(polar),
+            jl: to_f32(jl),
+        };
+        twin::attend(
+            &self.rotation,
+            &query,
+            &self.records.keys[kv_head][..visible],
+            &self.records.values[kv_head][..visible],
+            case.scale,
+            case.gain,
+        )
+    }
+}
+
+/// The rotated queries that a device left for output `index`, taken as exact.
+pub(super) fn own_queries(case: &Case, attended: &Attended, index: usize) -> (Bounded, Bounded) {
+    let d = case.head_dim as usize;
+    let (polar, jl) = attended.rotated[2 * index * d..2 * (index + 1) * d].split_at(d);
+    (Bounded::exact(polar), Bounded::exact(jl))
+}
+
 /// Judges attention outputs, given the rotated queries of each (row, head).
 pub(super) fn judge(
     fixture: &Fixture<'_>,
@@ -65,61 +153,23 @@ pub(super) fn judge(
     rotated: impl Fn(usize) -> (Bounded, Bounded),
 ) -> Result<Evidence, Failure> {
     let case = fixture.case;
-    let rotation = case.rotation()?;
     let d = case.head_dim as usize;
-    let records = Records::read(fixture, raw)?;
-    let dequantised: Vec<Vec<Dequantised>> = records
-        .values
-        .iter()
-        .map(|head| {
-            head.iter()
-                .map(|v| Dequantised::new(&rotation, v))
-                .collect()
-        })
-        .collect();
-    let group = case.n_heads / case.n_kv_heads;
+    let judge = Judge::new(fixture, raw)?;
     let mut evidence = Evidence::default();
     let mut unbounded = 0;
     let mut loose = 0;
     for row in 0..case.q_rows {
-        let visible = (case.start_pos + row + 1) as usize;
-        // The automatic choice is at least 256 or the whole; deeper nesting than it has is allowed for.
-        let split_len = if case.kv_split == 0 {
-            visible
-        } else {
-            case.kv_split as usize
-        };
-        let pass = Pass {
-            arithmetic: fixture.device.arithmetic,
-            rotation: &rotation,
-            depth: Depth::kernel(d, visible, split_len),
-            scale: case.scale,
-            gain: case.gain,
-        };
         for head in 0..case.n_heads {
-            let kv_head = (head / group) as usize;
             let index = (row * case.n_heads + head) as usize;
-            let (polar, jl) = rotated(index);
-            let Some(reference) = pass.attention(
-                &polar,
-                &jl,
-                &records.keys[kv_head][..visible],
-                &dequantised[kv_head][..visible],
-            ) else {
+            let queries = rotated(index);
+            let Some(reference) = judge.reference(row, head, case.kv_split, &queries) else {
                 unbounded += 1;
                 continue;
             };
             loose += u64::from(reference.loose);
             let found = &attended.out[index * d..(index + 1) * d];
             let mut seen = Evidence::default();
-            let to_f32 = |b: &Bounded| b.values.iter().map(|&v| v as f32).collect();
-            let query = RotatedQuery {
-                polar: to_f32(&polar),
-                jl: to_f32(&jl),
-            };
-            let (keys, values) = (&records.keys[kv_head], &records.values[kv_head]);
-            let (keys, values) = (&keys[..visible], &values[..visible]);
-            let twin = twin::attend(&rotation, &query, keys, values, case.scale, case.gain);
+            let twin = judge.twin(row, head, &queries);
             let expected = reference.out.values.iter().zip(&reference.out.errors);
             for (i, (&found, (&expected, &bound))) in found.iter().zip(expected).enumerate() {
                 within(rule, &mut seen, found, expected, bound, || {
