@@ -5,6 +5,7 @@ use turboquant_wgpu::heads::query_heads_per_kv_head;
 use turboquant_wgpu::{Error, Gain, HeadDim, KvSplit, LayerShape, Rotation};
 
 use crate::inputs::{Context, Data, InputError, generate};
+use crate::sequence::Sequence;
 
 /// Everything that one check depends on. Small, readable, and saved as TOML: the same case gives the
 /// same buffers and the same dispatches on every adapter, whatever becomes of the strategies that
@@ -49,6 +50,10 @@ pub struct Case {
     pub values: Data,
     /// Query vectors, [q_rows, n_heads, head_dim].
     pub queries: Data,
+    /// What the property `model` does, on caches of its own; it takes from the fields above what vectors, heads
+    /// and attention have in common.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<Sequence>,
 }
 
 /// Why a case cannot be run.
@@ -130,7 +135,7 @@ impl Case {
         require("capacity", self.capacity, self.capacity <= 1 << 22, || {
             "at most 2^22".to_owned()
         })?;
-        Ok(())
+        self.sequence.as_ref().map_or(Ok(()), Sequence::check)
     }
 
     /// The head dimension.
@@ -276,6 +281,7 @@ mod tests {
             keys: Data::new(Family::Normal, 1),
             values: Data::new(Family::Uniform, 2),
             queries: Data::new(Family::Normal, 3),
+            sequence: None,
         }
     }
 

@@ -60,6 +60,15 @@ pub fn run(args: &Args) -> Result<End> {
     let mut end = End::Holds;
     for device in devices {
         for property in &properties {
+            if let Some(why) = property.unavailable() {
+                println!("{} on {}: not checked: {why}", property.name, device.label);
+                report.add_row(row(property, &device.label, &Summary::default()));
+                // Asked for by name, it is missed.
+                if args.property.is_some() {
+                    end = End::NoAdapter;
+                }
+                continue;
+            }
             let bar = progress_bar(args.cases, property, &device.label);
             let summary = runner::run(property, device, args.cases, args.seed, |_| bar.inc(1));
             bar.finish_and_clear();

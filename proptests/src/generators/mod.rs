@@ -5,9 +5,11 @@
 //! take is not drawn: values are folded into range, never rejected.
 
 pub mod attention;
+pub mod cross;
 pub mod encode_keys;
 pub mod encode_values;
 pub mod end_to_end;
+pub mod model;
 pub mod rotate_queries;
 pub mod snapshot;
 
@@ -164,6 +166,7 @@ fn encode_case(property: &'static str) -> BoxedStrategy<Case> {
                 keys: fit(keys, d),
                 values: fit(values, d),
                 queries: Data::new(Family::AllZero, 0),
+                sequence: None,
             }
         })
         .boxed()
@@ -221,6 +224,7 @@ fn attention_case(property: &'static str) -> BoxedStrategy<Case> {
                     keys: fit(keys, d),
                     values: fit(values, d),
                     queries: fit(queries, d),
+                    sequence: None,
                 }
             },
         )

@@ -2,14 +2,17 @@
 //! outcome, called alike by `cargo test`, `tqcheck run` and `tqcheck replay`.
 
 pub mod attention;
+pub mod cross;
 pub mod encode;
 pub mod end_to_end;
+pub mod model;
+mod outputs;
 pub mod rotate_queries;
 pub mod snapshot;
 
 use proptest::strategy::BoxedStrategy;
 
-use crate::adapters::Device;
+use crate::adapters::{self, Device};
 use crate::case::Case;
 use crate::generators;
 use crate::verdict::Outcome;
@@ -24,6 +27,15 @@ pub struct Property {
     pub strategy: fn() -> BoxedStrategy<Case>,
     /// Checks a case.
     pub check: fn(&Device, &Case) -> Outcome,
+}
+
+impl Property {
+    /// Why this machine cannot check it, if so: no fault of the library's, but nothing was checked either.
+    #[must_use]
+    pub fn unavailable(&self) -> Option<&'static str> {
+        let alone = self.name == "cross" && adapters::usable().nth(1).is_none();
+        alone.then_some(cross::ALONE)
+    }
 }
 
 /// Every property.
@@ -63,6 +75,18 @@ pub static ALL: &[Property] = &[
         about: "blobs hold what the buffers hold, restore elsewhere, and a refused restore changes no bit",
         strategy: generators::snapshot::strategy,
         check: snapshot::check,
+    },
+    Property {
+        name: "cross",
+        about: "a snapshot reads the same on every other adapter and on the CPU twin",
+        strategy: generators::cross::strategy,
+        check: cross::check,
+    },
+    Property {
+        name: "model",
+        about: "sequences of operations agree with plain vectors; what has to be refused changes nothing",
+        strategy: generators::model::strategy,
+        check: model::check,
     },
 ];
 
