@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use turboquant_wgpu::heads::query_heads_per_kv_head;
+use turboquant_wgpu::twin::AttentionShape;
 use turboquant_wgpu::{Error, Gain, HeadDim, KvSplit, LayerShape, Rotation};
 
 use crate::inputs::{Context, Data, InputError, generate};
@@ -167,6 +168,18 @@ impl Case {
             head_dim: self.head_dim()?,
             n_kv_heads: self.n_kv_heads,
         })
+    }
+
+    /// What an attention pass computes.
+    #[must_use]
+    pub fn attention_shape(&self) -> AttentionShape {
+        AttentionShape {
+            rows: self.q_rows,
+            n_heads: self.n_heads,
+            start_pos: self.start_pos,
+            scale: self.scale,
+            gain: self.gain,
+        }
     }
 
     /// How the sequence is cut.

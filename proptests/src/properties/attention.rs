@@ -6,9 +6,9 @@ use turboquant_wgpu::twin::{KeyRecord, ValueRecord};
 use crate::adapters::Device;
 use crate::case::Case;
 use crate::fixture::{Attended, Fixture, Raw, key_record, value_record};
-use crate::oracles::attention::{Depth, Dequantised, Pass};
 use crate::oracles::rotate_queries::Bounded;
-use crate::verdict::{Evidence, Failure, Outcome, within};
+use crate::properties::outputs;
+use crate::verdict::{Evidence, Failure, Outcome};
 
 /// Checks attention.
 pub fn check(device: &Device, case: &Case) -> Outcome {
@@ -65,69 +65,24 @@ pub(super) fn judge(
     rotated: impl Fn(usize) -> (Bounded, Bounded),
 ) -> Result<Evidence, Failure> {
     let case = fixture.case;
-    let rotation = case.rotation()?;
-    let d = case.head_dim as usize;
     let records = Records::read(fixture, raw)?;
-    let dequantised: Vec<Vec<Dequantised>> = records
-        .values
-        .iter()
-        .map(|head| {
-            head.iter()
-                .map(|v| Dequantised::new(&rotation, v))
-                .collect()
-        })
-        .collect();
-    let group = case.n_heads / case.n_kv_heads;
+    let over = outputs::Attended {
+        arithmetic: fixture.device.arithmetic,
+        rotation: &case.rotation()?,
+        keys: &records.keys,
+        values: &records.values,
+        shape: case.attention_shape(),
+    };
+    let references = over.references(rotated, outputs::kernel_depth(case));
     let mut evidence = Evidence::default();
-    let mut unbounded = 0;
-    let mut loose = 0;
-    for row in 0..case.q_rows {
-        let visible = (case.start_pos + row + 1) as usize;
-        // The automatic choice is at least 256 or the whole; deeper nesting than it has is allowed for.
-        let split_len = if case.kv_split == 0 {
-            visible
-        } else {
-            case.kv_split as usize
-        };
-        let pass = Pass {
-            arithmetic: fixture.device.arithmetic,
-            rotation: &rotation,
-            depth: Depth::kernel(d, visible, split_len),
-            scale: case.scale,
-            gain: case.gain,
-        };
-        for head in 0..case.n_heads {
-            let kv_head = (head / group) as usize;
-            let index = (row * case.n_heads + head) as usize;
-            let (polar, jl) = rotated(index);
-            let Some(reference) = pass.attention(
-                &polar,
-                &jl,
-                &records.keys[kv_head][..visible],
-                &dequantised[kv_head][..visible],
-            ) else {
-                unbounded += 1;
-                continue;
-            };
-            loose += u64::from(reference.loose);
-            let found = &attended.out[index * d..(index + 1) * d];
-            let mut seen = Evidence::default();
-            let expected = reference.out.values.iter().zip(&reference.out.errors);
-            for (i, (&found, (&expected, &bound))) in found.iter().zip(expected).enumerate() {
-                within(rule, &mut seen, found, expected, bound, || {
-                    format!("query row {row}, head {head}, element {i}")
-                })?;
-            }
-            evidence.absorb(&seen);
-        }
-    }
-    let all = u64::from(case.q_rows) * u64::from(case.n_heads);
-    if unbounded == all {
+    let (n_heads, out) = (case.n_heads, &attended.out);
+    let tight = outputs::judge(rule, &mut evidence, &references, n_heads, out, "output")?;
+    if references.iter().all(Option::is_none) {
         return Err(Failure::NotChecked(
             "every row has a score past f32".to_owned(),
         ));
     }
-    if loose + unbounded == all {
+    if tight == 0 {
         return Err(Failure::NotChecked(
             "every row's scores are too large for a bound below the hull of the values".to_owned(),
         ));

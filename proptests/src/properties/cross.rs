@@ -2,7 +2,7 @@
 
 use turboquant_wgpu::blob::decode_kind;
 use turboquant_wgpu::layout::Kind;
-use turboquant_wgpu::twin::{self, AttentionShape, KeyRecord, ValueRecord};
+use turboquant_wgpu::twin::{self, KeyRecord, ValueRecord};
 use turboquant_wgpu::{Error, Snapshot};
 
 use crate::adapters::{self, Device};
@@ -10,7 +10,7 @@ use crate::arithmetic::Arithmetic;
 use crate::case::Case;
 use crate::fixture::{Fixture, new_cache};
 use crate::oracles::attention::{Depth, Output};
-use crate::properties::outputs::{Attended, by_head, judge};
+use crate::properties::outputs::{Attended, by_head, judge, kernel_depth};
 use crate::verdict::{Evidence, Failure, Outcome, Violation, within};
 
 /// Why one adapter is not enough.
@@ -53,7 +53,7 @@ pub fn check(device: &Device, case: &Case) -> Outcome {
         &decode_kind(Kind::Keys, &snapshot.keys).map_err(Error::from)?,
         &decode_kind(Kind::Values, &snapshot.values).map_err(Error::from)?,
         &queries,
-        &bytes.shape,
+        &case.attention_shape(),
     )?;
     bytes.judge(&mut evidence, &references, &out, "twin")?;
     let (here, there) = ((&*base, &*attended.out), (&*references, &*out));
@@ -98,7 +98,6 @@ struct Bytes<'a> {
     keys: Vec<Vec<KeyRecord>>,
     values: Vec<Vec<ValueRecord>>,
     queries: &'a [f32],
-    shape: AttentionShape,
 }
 
 impl<'a> Bytes<'a> {
@@ -111,13 +110,6 @@ impl<'a> Bytes<'a> {
             keys: by_head(&KeyRecord::read_all(&keys, head_dim), case.n_kv_heads),
             values: by_head(&ValueRecord::read_all(&values, head_dim), case.n_kv_heads),
             queries,
-            shape: AttentionShape {
-                rows: case.q_rows,
-                n_heads: case.n_heads,
-                start_pos: case.start_pos,
-                scale: case.scale,
-                gain: case.gain,
-            },
         })
     }
 
@@ -126,21 +118,20 @@ impl<'a> Bytes<'a> {
         arithmetic: Arithmetic,
         kernel: bool,
     ) -> Result<Vec<Option<Output>>, Failure> {
-        let d = self.case.head_dim as usize;
-        let kv_split = self.case.kv_split as usize;
         let attended = Attended {
             arithmetic,
             rotation: &self.case.rotation()?,
             keys: &self.keys,
             values: &self.values,
-            queries: self.queries,
-            shape: self.shape,
+            shape: self.case.attention_shape(),
         };
-        Ok(attended.references(|visible| match (kernel, kv_split) {
-            (false, _) => Depth::twin(d, visible),
-            (true, 0) => Depth::kernel(d, visible, visible),
-            (true, len) => Depth::kernel(d, visible, len),
-        }))
+        let queries = attended.rotate(self.queries);
+        let d = self.case.head_dim as usize;
+        Ok(if kernel {
+            attended.references(queries, kernel_depth(self.case))
+        } else {
+            attended.references(queries, |visible| Depth::twin(d, visible))
+        })
     }
 
     fn judge(
@@ -150,13 +141,8 @@ impl<'a> Bytes<'a> {
         out: &[f32],
         label: &str,
     ) -> Result<usize, Violation> {
-        judge(
-            "attention over a snapshot",
-            evidence,
-            references,
-            out,
-            label,
-        )
+        let (rule, n_heads) = ("attention over a snapshot", self.case.n_heads);
+        judge(rule, evidence, references, n_heads, out, label)
     }
 }
 

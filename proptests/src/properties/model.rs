@@ -16,9 +16,8 @@ use crate::case::Case;
 use crate::fixture::{fill, output, upload, vector};
 use crate::inputs::{Context, Data, generate};
 use crate::model::{Model, QUERY_ROOM};
-use crate::oracles::attention::Depth;
 use crate::oracles::{encode_keys, encode_values};
-use crate::properties::outputs::{Attended, judge};
+use crate::properties::outputs::{Attended, judge, kernel_depth};
 use crate::readback::{self, Readback};
 use crate::sequence::{AttendFault, Blobs, CacheShape, Damage, EncodeFault, Operation};
 use crate::verdict::{Evidence, Failure, Outcome, Violation};
@@ -159,7 +158,7 @@ impl<'a> Run<'a> {
         };
         match (before, done) {
             (None, Ok(rows)) => self.model.apply(operation, |i| rows[i].clone()),
-            (None, Err(error)) => return Err(error.into()),
+            (None, Err(error)) => return Err(at(&place, error)),
             (Some(before), Err(error)) if refusals.contains(&&*name(&error)) => {
                 let after = self.buffers()?;
                 self.due.push(Due::Refused(place.clone(), before, after));
@@ -476,7 +475,8 @@ impl<'a> Run<'a> {
         for due in std::mem::take(&mut self.due) {
             match due {
                 Due::Snapshot(held, pending, keep) => {
-                    let snapshot = self.device.wait(pending)?;
+                    let arrived = self.device.wait(pending);
+                    let snapshot = arrived.map_err(|e| at(&held.place, e))?;
                     self.judge_snapshot(&held, &snapshot)?;
                     if keep {
                         self.blobs.push(snapshot);
@@ -577,17 +577,25 @@ impl<'a> Run<'a> {
             rotation: &held.rotation,
             keys: &keys,
             values: &values,
-            queries,
             shape,
         };
-        let d = self.head_dim.get();
-        let split = self.case.kv_split as usize;
-        let references = attended.references(|visible| {
-            Depth::kernel(d, visible, if split == 0 { visible } else { split })
-        });
+        let depth = kernel_depth(self.case);
+        let references = attended.references(attended.rotate(queries), depth);
         let rule = "attention over the model's rows";
-        judge(rule, &mut self.evidence, &references, out, &held.place)?;
+        let (evidence, n_heads) = (&mut self.evidence, shape.n_heads);
+        judge(rule, evidence, &references, n_heads, out, &held.place)?;
         Ok(())
+    }
+}
+
+/// An error of the library, with its place.
+fn at(place: &str, error: Error) -> Failure {
+    match Failure::from(error) {
+        Failure::Violated(violation) => Failure::Violated(Violation {
+            place: place.to_owned(),
+            ..violation
+        }),
+        other => other,
     }
 }
 
