@@ -119,8 +119,10 @@ fn row(property: &Property, label: &str, summary: &Summary) -> [String; 8] {
         free,
         if evidence.largest > 0.0 {
             format!("{:.2e}", evidence.largest)
-        } else {
+        } else if evidence.compared > 0 {
             "exact".to_owned()
+        } else {
+            "–".to_owned()
         },
     ]
 }
