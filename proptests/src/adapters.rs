@@ -244,6 +244,11 @@ pub fn wait<T>(pending: Pending<T>) -> Result<T, Error> {
         })
 }
 
+/// The devices of every usable adapter.
+pub fn usable() -> impl Iterator<Item = &'static Device> {
+    all().iter().filter_map(|adapter| adapter.device().ok())
+}
+
 /// The adapters that `text` names, usable ones first opened here.
 ///
 /// # Errors

@@ -2,9 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 use turboquant_wgpu::heads::query_heads_per_kv_head;
+use turboquant_wgpu::twin::AttentionShape;
 use turboquant_wgpu::{Error, Gain, HeadDim, KvSplit, LayerShape, Rotation};
 
 use crate::inputs::{Context, Data, Family, InputError, generate};
+use crate::sequence::Sequence;
 
 /// Everything that one check depends on. Small, readable, and saved as TOML: the same case gives the
 /// same buffers and the same dispatches on every adapter, whatever becomes of the strategies that
@@ -49,6 +51,10 @@ pub struct Case {
     pub values: Data,
     /// Query vectors, [q_rows, n_heads, head_dim].
     pub queries: Data,
+    /// What the property `model` does, on caches of its own; it takes from the fields above what vectors, heads
+    /// and attention have in common.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<Sequence>,
 }
 
 /// Why a case cannot be run.
@@ -130,7 +136,7 @@ impl Case {
         require("capacity", self.capacity, self.capacity <= 1 << 22, || {
             "at most 2^22".to_owned()
         })?;
-        Ok(())
+        self.sequence.as_ref().map_or(Ok(()), Sequence::check)
     }
 
     /// The head dimension.
@@ -162,6 +168,18 @@ impl Case {
             head_dim: self.head_dim()?,
             n_kv_heads: self.n_kv_heads,
         })
+    }
+
+    /// What an attention pass computes.
+    #[must_use]
+    pub fn attention_shape(&self) -> AttentionShape {
+        AttentionShape {
+            rows: self.q_rows,
+            n_heads: self.n_heads,
+            start_pos: self.start_pos,
+            scale: self.scale,
+            gain: self.gain,
+        }
     }
 
     /// How the sequence is cut.
@@ -324,6 +342,7 @@ mod tests {
             keys: Data::new(Family::Normal, 1),
             values: Data::new(Family::Uniform, 2),
             queries: Data::new(Family::Normal, 3),
+            sequence: None,
         }
     }
 

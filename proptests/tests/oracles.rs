@@ -3,7 +3,7 @@
 
 use tqcheck::arithmetic::Arithmetic;
 use tqcheck::inputs::{Context, Data, Family, generate};
-use tqcheck::oracles::attention::{Depth, Dequantised, Pass};
+use tqcheck::oracles::attention::{Depth, Key, Pass, Value};
 use tqcheck::oracles::{encode_keys, encode_values, rotate_queries};
 use tqcheck::verdict::{Evidence, Violation, within};
 use turboquant_wgpu::twin::{self, KeyRecord, ValueRecord};
@@ -170,12 +170,10 @@ fn attention_bounds_are_tight_enough_to_see_small_faults() {
         };
         let polar = rotate_queries::polar(pass.arithmetic, &rotation, q);
         let jl = rotate_queries::jl(pass.arithmetic, &rotation, &polar);
-        let dequantised: Vec<_> = values
-            .iter()
-            .map(|v| Dequantised::new(&rotation, v))
-            .collect();
+        let unpacked: Vec<_> = keys.iter().map(|k| Key::new(&rotation, k)).collect();
+        let dequantised: Vec<_> = values.iter().map(|v| Value::new(&rotation, v)).collect();
         let reference = pass
-            .attention(&polar, &jl, &keys, &dequantised)
+            .attention(&polar, &jl, &unpacked, &dequantised)
             .expect("ordinary scores are bounded");
         assert!(!reference.loose);
         // f32 attention of the twin's own scores, in f64 afterwards: an honest result.

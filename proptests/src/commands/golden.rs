@@ -13,7 +13,7 @@ use turboquant_wgpu::{Gain, HeadDim, Rotation};
 use super::{End, table};
 use crate::adapters::{self, Device};
 use crate::arithmetic::Arithmetic;
-use crate::oracles::attention::{Depth, Dequantised, Pass};
+use crate::oracles::attention::{Depth, Key, Pass, Value};
 use crate::oracles::{encode_keys, encode_values, rotate_queries};
 use crate::verdict::{Evidence, Failure, Violation, within};
 
@@ -314,9 +314,10 @@ impl Files {
         let d = self.head_dim.get();
         let group = self.golden.n_heads / self.golden.n_kv_heads;
         let seq_len = self.golden.seq_len as usize;
-        let values: Vec<Dequantised> = values
+        let keys: Vec<Key> = keys.iter().map(|k| Key::new(&self.rotation, k)).collect();
+        let values: Vec<Value> = values
             .iter()
-            .map(|v| Dequantised::new(&self.rotation, v))
+            .map(|v| Value::new(&self.rotation, v))
             .collect();
         for row in 0..seq_len {
             for head in 0..self.golden.n_heads {

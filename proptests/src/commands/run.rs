@@ -72,6 +72,21 @@ pub fn run(args: &Args) -> Result<End> {
     let mut end = End::Holds;
     for &device in &devices {
         for property in &properties {
+            if let Some(why) = property.unavailable() {
+                println!("{} on {}: not checked: {why}", property.name, device.label);
+                let judgement = Judgement::Fail(why.to_owned());
+                report.add_row(row(
+                    property,
+                    &device.label,
+                    &Summary::default(),
+                    &judgement,
+                ));
+                // Asked for by name, it is missed.
+                if args.property.is_some() {
+                    end = End::NoAdapter;
+                }
+                continue;
+            }
             let bar = progress_bar(property.cases(args.cases), property, &device.label);
             let plan = runner::Plan {
                 cases: args.cases,
@@ -154,8 +169,10 @@ fn row(property: &Property, label: &str, summary: &Summary, judgement: &Judgemen
         free,
         if evidence.largest > 0.0 {
             format!("{:.2e}", evidence.largest)
-        } else {
+        } else if evidence.compared > 0 {
             "exact".to_owned()
+        } else {
+            "–".to_owned()
         },
         if evidence.drift.n == 0 {
             "–".to_owned()

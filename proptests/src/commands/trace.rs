@@ -10,7 +10,7 @@ use turboquant_wgpu::{Gain, HeadDim, Rotation};
 
 use super::{End, table};
 use crate::adapters::{self, Device};
-use crate::oracles::attention::{Depth, Dequantised, Pass};
+use crate::oracles::attention::{Depth, Key, Pass, Value};
 use crate::oracles::{dequantise, encode_keys, encode_values, rotate_queries};
 use crate::session::{Encoded, Session};
 use crate::verdict::{Evidence, Failure, within};
@@ -304,10 +304,11 @@ fn judge(
 ) -> Result<(), Failure> {
     let d = layer.head_dim.get();
     let group = layer.n_heads / layer.n_kv_heads;
-    let values: Vec<Dequantised> = encoded
+    let keys: Vec<Key> = encoded.keys.iter().map(|k| Key::new(rotation, k)).collect();
+    let values: Vec<Value> = encoded
         .values
         .iter()
-        .map(|v| Dequantised::new(rotation, v))
+        .map(|v| Value::new(rotation, v))
         .collect();
     for row in 0..layer.tokens as usize {
         for head in 0..layer.n_heads {
@@ -324,7 +325,7 @@ fn judge(
                 scale: shape.scale,
                 gain: shape.gain,
             };
-            let keys = &encoded.keys[visible.clone()];
+            let keys = &keys[visible.clone()];
             let reference = pass
                 .attention(&polar, &jl, keys, &values[visible])
                 .ok_or_else(|| Failure::NotChecked("a score past f32".to_owned()))?;

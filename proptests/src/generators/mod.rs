@@ -5,10 +5,12 @@
 //! take is not drawn: values are folded into range, never rejected.
 
 pub mod attention;
+pub mod cross;
 pub mod encode_keys;
 pub mod encode_values;
 pub mod end_to_end;
 pub mod laws;
+pub mod model;
 pub mod rotate_queries;
 pub mod snapshot;
 pub mod statistics;
@@ -166,6 +168,7 @@ fn encode_case(property: &'static str) -> BoxedStrategy<Case> {
                 keys: fit(keys, d),
                 values: fit(values, d),
                 queries: Data::new(Family::AllZero, 0),
+                sequence: None,
             }
         })
         .boxed()
@@ -223,6 +226,7 @@ fn attention_case(property: &'static str) -> BoxedStrategy<Case> {
                     keys: fit(keys, d),
                     values: fit(values, d),
                     queries: fit(queries, d),
+                    sequence: None,
                 }
             },
         )

@@ -84,47 +84,39 @@ impl Pass<'_> {
     ///
     /// s = scale · n · (A + ρ·g·B) with A = Σ q_i·c_i and B = Σ ±j_i. Sums of d terms err by γ·Σ|terms|, and by what
     /// the query's own errors sum to; each product adds u.
-    fn score(&self, polar: &Bounded, jl: &Bounded, key: &KeyRecord) -> (f64, f64) {
+    fn score(&self, query: &Query<'_>, key: &Key) -> (f64, f64) {
         let Self {
-            arithmetic,
-            rotation,
-            depth,
-            ..
+            arithmetic, depth, ..
         } = *self;
+        let head_dim = self.rotation.head_dim();
         // The f32 values that the kernel is given.
         let scale = f64::from(self.scale);
-        let gain = f64::from(super::gain::gain(self.gain, rotation.head_dim()) as f32);
+        let gain = f64::from(super::gain::gain(self.gain, head_dim) as f32);
         let u = arithmetic.unit_roundoff;
         let gamma = arithmetic.gamma(depth.score);
-        let centroids = rotation.head_dim().codebook().centroids.map(f64::from);
-        let (mut a, mut a_abs, mut a_carried, mut c_square) = (0.0, 0.0, 0.0, 0.0);
-        let (mut b, mut b_abs, mut b_carried) = (0.0, 0.0, 0.0);
-        for i in 0..rotation.head_dim().get() {
-            let c = centroids[usize::from(key.code(i))];
-            a += polar.values[i] * c;
-            a_abs += (polar.values[i] * c).abs();
-            a_carried += polar.errors[i] * c.abs();
-            c_square += c * c;
-            b += if key.sign(i) {
-                jl.values[i]
-            } else {
-                -jl.values[i]
-            };
-            b_abs += jl.values[i].abs();
-            b_carried += jl.errors[i];
+        let (mut a, mut a_abs) = (0.0, 0.0);
+        for (q, c) in query.polar.values.iter().zip(&key.centroids) {
+            a += q * c;
+            a_abs += (q * c).abs();
         }
-        let d = rotation.head_dim().get() as f64;
+        let b: f64 = query
+            .jl
+            .values
+            .iter()
+            .zip(&key.signs)
+            .map(|(q, s)| q * s)
+            .sum();
+        let d = head_dim.get() as f64;
         let tiny = SMALLEST_NORMAL * (d + 4.0);
-        let a_carried = polar.carried(c_square.sqrt(), a_carried);
-        let b_carried = jl.carried(d.sqrt(), b_carried);
+        let a_carried = query.polar.carried(&key.centroids, key.centroids_l2);
         let a_error = gamma * (a_abs + a_carried) + a_carried + tiny;
-        let b_error = gamma * (b_abs + b_carried) + b_carried + tiny;
-        let factor = f64::from(key.residual_norm) * gain;
+        let b_error = gamma * (query.jl_l1 + query.jl_carried) + query.jl_carried + tiny;
+        let factor = f64::from(key.record.residual_norm) * gain;
         let term_error = factor * b_error + 2.0 * u * factor * (b.abs() + b_error) + tiny;
         let inner = a + factor * b;
         let inner_error = a_error + term_error;
         let inner_error = inner_error + u * (inner.abs() + inner_error);
-        let outer = scale * f64::from(key.norm);
+        let outer = scale * f64::from(key.record.norm);
         let s = outer * inner;
         let s_error = outer.abs() * inner_error + 2.02 * u * (s.abs() + outer.abs() * inner_error);
         (s, s_error + tiny * (1.0 + scale.abs()))
@@ -146,8 +138,8 @@ impl Pass<'_> {
         &self,
         polar: &Bounded,
         jl: &Bounded,
-        keys: &[KeyRecord],
-        values: &[Dequantised],
+        keys: &[Key],
+        values: &[Value],
     ) -> Option<Output> {
         let Self {
             arithmetic,
@@ -162,7 +154,8 @@ impl Pass<'_> {
             return Some(Output { out, loose: false });
         }
         let u = arithmetic.unit_roundoff;
-        let scores: Vec<(f64, f64)> = keys.iter().map(|key| self.score(polar, jl, key)).collect();
+        let query = Query::new(polar, jl);
+        let scores: Vec<(f64, f64)> = keys.iter().map(|key| self.score(&query, key)).collect();
         // Written so that a NaN, of inf − inf in a bound, counts as unbounded too.
         let bounded = |&(s, e): &(f64, f64)| s.abs() + e < LARGEST_SCORE;
         if !scores.iter().all(bounded) {
@@ -249,16 +242,72 @@ impl Pass<'_> {
     }
 }
 
+/// A query with what its sums have in common for all keys.
+struct Query<'a> {
+    polar: &'a Bounded,
+    jl: &'a Bounded,
+    jl_l1: f64,
+    jl_carried: f64,
+}
+
+impl<'a> Query<'a> {
+    fn new(polar: &'a Bounded, jl: &'a Bounded) -> Self {
+        let ones = vec![1.0; jl.values.len()];
+        Self {
+            polar,
+            jl,
+            jl_l1: jl.values.iter().map(|v| v.abs()).sum(),
+            jl_carried: jl.carried(&ones, l2(&ones)),
+        }
+    }
+}
+
+/// A key record, unpacked once for the queries that see it.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// The record.
+    pub record: KeyRecord,
+    /// centroid(code) of each element.
+    centroids: Vec<f64>,
+    centroids_l2: f64,
+    /// ±1 of each element.
+    signs: Vec<f64>,
+}
+
+impl Key {
+    /// Unpacks a record.
+    #[must_use]
+    pub fn new(rotation: &Rotation, record: &KeyRecord) -> Self {
+        let head_dim = rotation.head_dim();
+        let book = head_dim.codebook().centroids.map(f64::from);
+        let elements = 0..head_dim.get();
+        let centroids: Vec<f64> = elements
+            .clone()
+            .map(|i| book[usize::from(record.code(i))])
+            .collect();
+        Self {
+            record: record.clone(),
+            centroids_l2: l2(&centroids),
+            centroids,
+            signs: elements
+                .map(|i| if record.sign(i) { 1.0 } else { -1.0 })
+                .collect(),
+        }
+    }
+}
+
 /// A value record, dequantised once for the queries that see it.
 #[derive(Clone, Debug)]
-pub struct Dequantised {
+pub struct Value {
+    /// The record.
+    pub record: ValueRecord,
     /// n · RHT⁻¹(centroid(code); polar).
     vector: Vec<f64>,
-    /// n · Σ|centroid[code_i]|/√d: what roundings in the rotated domain can sum to in one element.
+    /// n · Σ|centroid(code_i)|/√d: what roundings in the rotated domain can sum to in one element.
     spread: f64,
 }
 
-impl Dequantised {
+impl Value {
     /// Dequantises a record.
     #[must_use]
     pub fn new(rotation: &Rotation, record: &ValueRecord) -> Self {
@@ -269,6 +318,7 @@ impl Dequantised {
             .map(|i| norm * centroids[usize::from(record.code(i))])
             .collect();
         Self {
+            record: record.clone(),
             spread: spread(&rotated),
             vector: inverse_rht(&rotation.polar, &rotated),
         }

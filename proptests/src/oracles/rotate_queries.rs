@@ -27,10 +27,19 @@ impl Bounded {
         }
     }
 
-    /// The most that the errors can sum to with these weights.
+    /// The most that the errors can sum to with these weights, whose Euclidean norm is given.
     #[must_use]
-    pub fn carried(&self, weights_l2: f64, weighted: f64) -> f64 {
-        weighted.min(self.errors_l2 * weights_l2)
+    pub fn carried(&self, weights: &[f64], weights_l2: f64) -> f64 {
+        if self.errors_l2 == 0.0 {
+            return 0.0;
+        }
+        let elements: f64 = self
+            .errors
+            .iter()
+            .zip(weights)
+            .map(|(e, w)| e * w.abs())
+            .sum();
+        elements.min(self.errors_l2 * weights_l2)
     }
 }
 

@@ -2,16 +2,19 @@
 //! outcome, called alike by `cargo test`, `tqcheck run` and `tqcheck replay`.
 
 pub mod attention;
+pub mod cross;
 pub mod encode;
 pub mod end_to_end;
 pub mod laws;
+pub mod model;
+mod outputs;
 pub mod rotate_queries;
 pub mod snapshot;
 pub mod statistics;
 
 use proptest::strategy::BoxedStrategy;
 
-use crate::adapters::Device;
+use crate::adapters::{self, Device};
 use crate::case::Case;
 use crate::generators;
 use crate::verdict::Outcome;
@@ -36,6 +39,15 @@ impl Property {
     #[must_use]
     pub fn cases(&self, asked: u64) -> u64 {
         asked.min((asked / self.cost).max(1))
+    }
+}
+
+impl Property {
+    /// Why this machine cannot check it, if so: no fault of the library's, but nothing was checked either.
+    #[must_use]
+    pub fn unavailable(&self) -> Option<&'static str> {
+        let alone = self.name == "cross" && adapters::usable().nth(1).is_none();
+        alone.then_some(cross::ALONE)
     }
 }
 
@@ -173,6 +185,20 @@ pub static ALL: &[Property] = &[
         strategy: generators::statistics::strategy,
         check: statistics::check,
         cost: 12,
+    },
+    Property {
+        name: "cross",
+        about: "a snapshot reads the same on every other adapter and on the CPU twin",
+        strategy: generators::cross::strategy,
+        check: cross::check,
+        cost: 2,
+    },
+    Property {
+        name: "model",
+        about: "sequences of operations agree with plain vectors; what has to be refused changes nothing",
+        strategy: generators::model::strategy,
+        check: model::check,
+        cost: 1,
     },
 ];
 

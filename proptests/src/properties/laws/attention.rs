@@ -7,9 +7,9 @@ use crate::adapters::Device;
 use crate::case::Case;
 use crate::fixture::{Attended, Fixture, PATTERN, upload_words};
 use crate::inputs::{Data, Family};
-use crate::oracles::attention::Output;
 use crate::oracles::dequantise;
-use crate::properties::attention::{Judge, own_queries};
+use crate::properties::attention::Records;
+use crate::properties::outputs::{self, Judge, Reference};
 use crate::verdict::{Evidence, Failure, Outcome, within};
 
 /// Query rows may be attended in any partition: with the sequence cut alike, outputs agree bit for bit, and
@@ -49,20 +49,14 @@ pub fn query_partition(device: &Device, case: &Case) -> Outcome {
     Ok(evidence)
 }
 
-/// References and bounds of every output, in order; `None` where a score may overflow or leaves the softmax
-/// undetermined.
+/// What every output is judged by, in order; `None` where a score may overflow.
 fn references(
-    judge: &Judge<'_>,
+    judge: &Judge,
     case: &Case,
     attended: &Attended,
-    kv_split: u32,
-) -> Vec<Option<Output>> {
-    (0..case.q_rows * case.n_heads)
-        .map(|index| {
-            let own = own_queries(case, attended, index as usize);
-            judge.reference(index / case.n_heads, index % case.n_heads, kv_split, &own)
-        })
-        .collect()
+) -> Result<Vec<Option<Reference>>, Failure> {
+    let own = outputs::own(&attended.rotated, case.head_dim()?);
+    Ok(judge.references(own, outputs::kernel_depth(case)))
 }
 
 /// Demands that two runs agree within the sum of their bounds.
@@ -71,7 +65,7 @@ fn agree(
     case: &Case,
     evidence: &mut Evidence,
     [found, expected]: [&[f32]; 2],
-    [bounds, others]: [&[Option<Output>]; 2],
+    [bounds, others]: [&[Option<Reference>]; 2],
 ) -> Result<(), Failure> {
     let d = case.head_dim as usize;
     let outputs = found.chunks_exact(d).zip(expected.chunks_exact(d));
@@ -79,6 +73,7 @@ fn agree(
         let (Some(one), Some(two)) = bounds else {
             continue;
         };
+        let (one, two) = (&one.output, &two.output);
         if one.loose || two.loose {
             continue;
         }
@@ -111,14 +106,14 @@ pub fn kv_partition(device: &Device, case: &Case) -> Outcome {
     whole.kv_split = case.rows + 7;
     let (fixture, all) = attended(device, &whole, &queries)?;
     let raw = fixture.read_raw(device.encoder())?;
-    let judge = Judge::new(&fixture, &raw)?;
-    let expected = references(&judge, &whole, &all, whole.kv_split);
+    let judge = Records::read(&fixture, &raw)?.judge(&fixture)?;
+    let expected = references(&judge, &whole, &all)?;
     let mut evidence = Evidence::default();
     for kv_split in [1, case.kv_split, u32::MAX, 0] {
         let mut other = case.clone();
         other.kv_split = kv_split;
         let found = fixture.attend_as(&other, device.encoder(), &queries)?;
-        let bounds = references(&judge, &other, &found, kv_split);
+        let bounds = references(&judge, &other, &found)?;
         let outputs = [&found.out[..], &all.out[..]];
         agree(rule, case, &mut evidence, outputs, [&bounds, &expected])?;
     }
@@ -258,8 +253,8 @@ pub fn equal_values(device: &Device, case: &Case) -> Outcome {
     let queries = case.queries()?;
     let (fixture, attended) = attended(device, case, &queries)?;
     let raw = fixture.read_raw(device.encoder())?;
-    let judge = Judge::new(&fixture, &raw)?;
-    let records = judge.records();
+    let records = Records::read(&fixture, &raw)?;
+    let judge = records.judge(&fixture)?;
     let first = &records.values[0][0];
     let differs = records.values.iter().flatten().position(|v| v != first);
     demand(rule, differs.is_none(), || {
@@ -271,12 +266,13 @@ pub fn equal_values(device: &Device, case: &Case) -> Outcome {
     let value = dequantise::value(&case.rotation()?, first);
     let d = case.head_dim as usize;
     let mut evidence = Evidence::default();
-    let bounds = references(&judge, case, &attended, case.kv_split);
+    let bounds = references(&judge, case, &attended)?;
     for (index, (out, bounds)) in attended.out.chunks_exact(d).zip(&bounds).enumerate() {
         let Some(bounds) = bounds else { continue };
         for (i, (&found, &expected)) in out.iter().zip(&value).enumerate() {
             // The reference's own arithmetic, of sums of equal terms in f64.
-            let bound = bounds.out.errors[i] + 1e-14 * bounds.out.values[i].abs();
+            let reference = &bounds.output.out;
+            let bound = reference.errors[i] + 1e-14 * reference.values[i].abs();
             within(rule, &mut evidence, found, expected, bound, || {
                 format!("vector {index}, element {i}")
             })?;
@@ -291,8 +287,8 @@ pub fn order(device: &Device, case: &Case) -> Outcome {
     let queries = case.queries()?;
     let (fixture, before) = attended(device, case, &queries)?;
     let raw = fixture.read_raw(device.encoder())?;
-    let judge = Judge::new(&fixture, &raw)?;
-    let bounds = references(&judge, case, &before, case.kv_split);
+    let judge = Records::read(&fixture, &raw)?.judge(&fixture)?;
+    let bounds = references(&judge, case, &before)?;
 
     let shared = case.start_pos as usize + 1;
     let mut order = permutation(shared, u64::from(case.cache_seed));
@@ -304,7 +300,8 @@ pub fn order(device: &Device, case: &Case) -> Outcome {
     other.encode_rows(&mut encoder, case.encode_split)?;
     let after = other.attend(encoder, &queries)?;
     let raw = other.read_raw(device.encoder())?;
-    let others = references(&Judge::new(&other, &raw)?, case, &after, case.kv_split);
+    let judge = Records::read(&other, &raw)?.judge(&other)?;
+    let others = references(&judge, case, &after)?;
     let mut evidence = Evidence::default();
     let outputs = [&after.out[..], &before.out[..]];
     agree(rule, case, &mut evidence, outputs, [&others, &bounds])?;
