@@ -1,6 +1,6 @@
 //! `case_toml`: the parser of saved cases.
 
-use super::Fate;
+use super::{Fate, says_something};
 use crate::case::Case;
 
 pub(super) fn run(bytes: &[u8]) -> Fate {
@@ -17,7 +17,7 @@ pub(super) fn run(bytes: &[u8]) -> Fate {
             Fate::Accepted
         }
         Err(error) => {
-            assert!(!error.to_string().is_empty());
+            assert!(says_something(&error));
             Fate::Refused
         }
     }

@@ -10,8 +10,8 @@ use turboquant_wgpu::blob::BlobWriter;
 use turboquant_wgpu::layout::Kind;
 use turboquant_wgpu::{BlobHeader, CacheConfig, HeadDim, Snapshot};
 
-use super::Fate;
 use super::shape::Choices;
+use super::{Fate, says_something};
 
 pub(super) fn run(bytes: &[u8]) -> Fate {
     match bytes.split_first() {
@@ -29,7 +29,7 @@ fn any(file: &[u8]) -> Fate {
     let container = match Container::decode(file) {
         Ok(container) => container,
         Err(error) => {
-            assert!(!error.to_string().is_empty());
+            assert!(says_something(&error));
             return Fate::Refused;
         }
     };
