@@ -412,6 +412,15 @@ pub fn miri(runner: &mut Runner) -> anyhow::Result<u8> {
     Ok(0)
 }
 
+/// Runs the build steps of `.clusterfuzzlite/` outside their container.
+pub fn clusterfuzzlite(runner: &mut Runner) -> anyhow::Result<u8> {
+    let step = Step::cargo("clusterfuzzlite")
+        .args(["test", "--package", "xtask", "--", "--ignored", "--exact"])
+        .arg("fuzz::tests::the_cluster_build_makes_fuzzers_that_start");
+    runner.require(&step)?;
+    Ok(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -510,13 +519,4 @@ mod tests {
             }
         }
     }
-}
-
-/// Runs the build steps of `.clusterfuzzlite/` outside their container.
-pub fn clusterfuzzlite(runner: &mut Runner) -> anyhow::Result<u8> {
-    let step = Step::cargo("clusterfuzzlite")
-        .args(["test", "--package", "xtask", "--", "--ignored", "--exact"])
-        .arg("fuzz::tests::the_cluster_build_makes_fuzzers_that_start");
-    runner.require(&step)?;
-    Ok(0)
 }
