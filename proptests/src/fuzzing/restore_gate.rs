@@ -49,6 +49,8 @@ pub(super) fn run(bytes: &[u8]) -> Fate {
             for (kind, blob) in [(Kind::Keys, keys), (Kind::Values, values)] {
                 let layout = DeviceLayout::new(kind, shape, capacity).expect("it exists");
                 assert_eq!(plan.blob(kind).as_bytes(), blob);
+                assert_eq!(layout.bytes(), 4 * u64::from(layout.words()));
+                assert_eq!(layout.capacity(), capacity);
                 carry_out(&plan, &layout, blob);
             }
             Fate::Accepted
@@ -133,8 +135,15 @@ fn carry_out(plan: &RestorePlan<'_>, layout: &DeviceLayout, blob: &[u8]) {
             let at = layout.head_bytes(region, head, seq_len);
             let device = &device[at.start as usize..at.end as usize];
             writer.fill_head(region, head, device).expect("a head");
+            assert!(
+                writer.fill_head(region, head, &[0]).is_err(),
+                "a byte is no head"
+            );
         }
     }
+    assert_eq!(writer.header().to_bytes()[..], blob[..16]);
+    let beyond = writer.fill_head(layout.kind().device_regions()[0], shape.n_kv_heads, &[]);
+    assert!(beyond.is_err(), "a head that the blob does not have");
     assert_eq!(writer.finish().as_deref(), Ok(blob));
 }
 
