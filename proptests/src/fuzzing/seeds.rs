@@ -155,7 +155,7 @@ bits = ["3f800000"]
 "#;
 
 fn name_is_even(name: &str) -> bool {
-    name.len() % 2 == 0
+    name.len().is_multiple_of(2)
 }
 
 /// The first [`ROWS`] timesteps of a blob.
