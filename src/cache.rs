@@ -841,46 +841,77 @@ impl Cache {
         keys: &[u8],
         values: &[u8],
     ) -> Result<u32, Error> {
-        let shape = match self.layers.get(layer as usize) {
-            None => return Err(self.no_such_layer(layer)),
-            Some(found) => found.as_ref().map(|l| l.keys.layout.shape()),
-        };
-        let plan = gate::plan_for(shape, self.config.capacity, keys, values)
-            .map_err(|reason| Error::RestoreRefused { layer, reason })?;
-        let found = self.layer(layer)?;
-        // Both staging buffers are made before the first copy is recorded.
-        let mut staged = Vec::new();
-        for store in [&found.keys, &found.values] {
-            let kind = store.layout.kind();
-            let bytes: u64 = plan.writes(kind).map(|w| w.len).sum();
-            if bytes == 0 {
-                continue;
-            }
-            let staging = self.gpu.buffer_filled(
-                "restore",
-                bytes,
-                wgpu::BufferUsages::COPY_SRC,
-                |mut out| {
-                    for write in plan.writes(kind) {
-                        let (part, rest) = out.split_at_mut(write.len as usize);
-                        write.copy_into(part)?;
-                        out = rest;
-                    }
-                    Ok(())
-                },
-            )?;
-            staged.push((store, staging));
+        let seq_len = self.restore_all(encoder, &[(layer, keys, values)])?;
+        Ok(seq_len.first().copied().unwrap_or_default())
+    }
+
+    /// [`Cache::restore`] for several layers, each with its keys and values: all of them or none.
+    ///
+    /// # Errors
+    /// Those of [`Cache::restore`], for the first layer that is refused. Every layer is then as it
+    /// was.
+    pub fn restore_layers(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        layers: &[(u32, &[u8], &[u8])],
+    ) -> Result<(), Error> {
+        self.restore_all(encoder, layers).map(|_| ())
+    }
+
+    fn restore_all(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        layers: &[(u32, &[u8], &[u8])],
+    ) -> Result<Vec<u32>, Error> {
+        let mut plans = Vec::new();
+        for &(layer, keys, values) in layers {
+            let shape = match self.layers.get(layer as usize) {
+                None => return Err(self.no_such_layer(layer)),
+                Some(found) => found.as_ref().map(|l| l.keys.layout.shape()),
+            };
+            let plan = gate::plan_for(shape, self.config.capacity, keys, values)
+                .map_err(|reason| Error::RestoreRefused { layer, reason })?;
+            plans.push((layer, plan));
         }
-        for (store, staging) in &staged {
+        // All staging buffers are made before the first copy is recorded.
+        let mut staged = Vec::new();
+        for (layer, plan) in &plans {
+            let found = self.layer(*layer)?;
+            for store in [&found.keys, &found.values] {
+                let kind = store.layout.kind();
+                let bytes: u64 = plan.writes(kind).map(|w| w.len).sum();
+                if bytes == 0 {
+                    continue;
+                }
+                let staging = self.gpu.buffer_filled(
+                    "restore",
+                    bytes,
+                    wgpu::BufferUsages::COPY_SRC,
+                    |mut out| {
+                        for write in plan.writes(kind) {
+                            let (part, rest) = out.split_at_mut(write.len as usize);
+                            write.copy_into(part)?;
+                            out = rest;
+                        }
+                        Ok(())
+                    },
+                )?;
+                staged.push((plan, store, staging));
+            }
+        }
+        for (plan, store, staging) in &staged {
             let mut at = 0;
             for write in plan.writes(store.layout.kind()) {
                 encoder.copy_buffer_to_buffer(staging, at, &store.buffer, write.offset, write.len);
                 at += write.len;
             }
         }
-        let seq_len = plan.seq_len();
-        self.layer_mut(layer)?.len = seq_len;
-        Ok(seq_len)
+        let mut lengths = Vec::new();
+        for (layer, plan) in plans {
+            self.layer_mut(layer)?.len = plan.seq_len();
+            lengths.push(plan.seq_len());
+        }
+        Ok(lengths)
     }
 
     /// Reads what a layer has counted.

@@ -12,6 +12,7 @@ pub mod arithmetic;
 pub mod case;
 pub mod commands;
 pub mod fixture;
+pub mod fuzzing;
 pub mod generators;
 pub mod inputs;
 mod litter;

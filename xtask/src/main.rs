@@ -9,6 +9,7 @@
 
 mod ci;
 mod drivers;
+mod fuzz;
 mod runner;
 mod swiftshader;
 mod verify;
@@ -68,6 +69,21 @@ enum Command {
     /// package, and prints the environment variable that selects the driver.
     #[command(after_help = "Example:\n  cargo xtask swiftshader --dir /tmp/swiftshader")]
     Swiftshader(SwiftshaderArgs),
+
+    /// Fuzz the decoder, the gate, the container and the CPU twin
+    ///
+    /// Needs the nightly toolchain; installs cargo-fuzz if it is missing. What is found is made
+    /// small and saved under regressions/fuzz, where `cargo test` replays it.
+    #[command(
+        after_help = "Example:\n  cargo xtask fuzz decode_keys --minutes 5\n\nExit code: 0 when nothing was found, 1 when something was."
+    )]
+    Fuzz(FuzzArgs),
+
+    /// Run the tests of codec, blobs and gate under Miri
+    ///
+    /// Needs the nightly toolchain with the components miri and rust-src.
+    #[command(after_help = "Example:\n  cargo xtask miri")]
+    Miri(MiriArgs),
 }
 
 #[derive(Args)]
@@ -129,6 +145,41 @@ struct SwiftshaderArgs {
     limit: LimitArgs,
 }
 
+#[derive(Args)]
+struct FuzzArgs {
+    /// The target to fuzz (all of them if left out)
+    target: Option<String>,
+
+    /// How long to fuzz, all targets together
+    #[arg(long, value_name = "MINUTES", default_value = "8")]
+    minutes: NonZeroU64,
+
+    /// Print which lines of decoder and gate the saved inputs reach, and fuzz nothing
+    #[arg(long, group = "instead")]
+    coverage: bool,
+
+    /// Write the seed corpora anew from the golden blobs, and fuzz nothing
+    #[arg(long, group = "instead")]
+    seeds: bool,
+
+    /// Run the build steps of .clusterfuzzlite outside their container, and fuzz nothing
+    #[arg(long, group = "instead")]
+    clusterfuzzlite: bool,
+
+    /// Never install anything; fail where something is missing
+    #[arg(long)]
+    no_install: bool,
+
+    #[command(flatten)]
+    limit: LimitArgs,
+}
+
+#[derive(Args)]
+struct MiriArgs {
+    #[command(flatten)]
+    limit: LimitArgs,
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match &cli.command {
@@ -152,6 +203,24 @@ fn main() -> ExitCode {
             println!("{}", swiftshader::environment_line(&icd));
             Ok(0)
         }),
+        Command::Fuzz(args) => with_runner(&args.limit, |runner, workspace| {
+            if args.coverage {
+                return fuzz::coverage(runner, workspace);
+            }
+            if args.seeds {
+                return fuzz::seeds(runner);
+            }
+            if args.clusterfuzzlite {
+                return fuzz::clusterfuzzlite(runner);
+            }
+            let options = fuzz::Options {
+                target: args.target.clone(),
+                minutes: args.minutes,
+                install: !args.no_install,
+            };
+            fuzz::run(runner, workspace, &options)
+        }),
+        Command::Miri(args) => with_runner(&args.limit, |runner, _| fuzz::miri(runner)),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

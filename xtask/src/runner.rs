@@ -309,6 +309,26 @@ impl Runner {
         Ok((outcome, text))
     }
 
+    /// Runs `step` quietly as one of the recorded steps; returns all that it wrote.
+    pub fn transcript(&mut self, step: &Step) -> anyhow::Result<(Outcome, String)> {
+        eprintln!("\n==> {}: {}", step.name, step.command_line());
+        let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
+        let duplicate = || {
+            file.try_clone()
+                .context("cannot duplicate the handle of a temporary file")
+        };
+        let (outcome, elapsed) = self.execute(step, duplicate()?.into(), duplicate()?.into())?;
+        eprintln!("==> {}: {outcome} after {}", step.name, Seconds(elapsed));
+        self.records.push(Record {
+            name: step.name.clone(),
+            outcome,
+            elapsed,
+        });
+        let text = read_from_start(&mut file)
+            .with_context(|| format!("cannot read what `{}` wrote", step.command_line()))?;
+        Ok((outcome, text))
+    }
+
     fn execute(
         &self,
         step: &Step,

@@ -28,6 +28,7 @@ pub fn strategy() -> BoxedStrategy<Case> {
             keys: Data::new(Family::Normal, 0),
             values: Data::new(Family::Normal, 0),
             queries: Data::new(Family::Normal, 0),
+            sequence: None,
         })
         .boxed()
 }

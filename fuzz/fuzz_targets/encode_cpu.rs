@@ -1,0 +1,2 @@
+#![no_main]
+tqcheck_fuzz::target!(tqcheck::fuzzing::ENCODE_CPU);
