@@ -176,7 +176,7 @@ impl<T: Clone> Model<T> {
                 refuse(rows > 0 && end > len, "RowsOutOfRange");
                 match fault {
                     Some(AttendFault::MoreRows) => refuse(true, "RowsOutOfRange"),
-                    Some(AttendFault::Foreign) => refuse(true, "ForeignQueries"),
+                    Some(AttendFault::Foreign) => refuse(true, "ForeignRotation"),
                     Some(AttendFault::Scale) => refuse(true, "NotFinite"),
                     Some(AttendFault::ShortOutput) => refuse(rows > 0, "BufferTooSmall"),
                     Some(AttendFault::OwnOutput) => refuse(rows > 0, "AliasedBuffers"),

@@ -165,7 +165,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 /// A folder that belongs to no property is one whose cases nobody replays.
 fn unknown_folders(dir: &Path) -> Result<()> {
     /// Folders of other things than saved cases.
-    const OTHERS: [&str; 2] = ["proptest", "fuzz"];
+    const OTHERS: [&str; 3] = ["proptest", "fuzz", "seeds"];
     if !dir.is_dir() {
         return Ok(());
     }

@@ -56,9 +56,13 @@ impl Drift {
             && !matches!(self.ratio().partial_cmp(&Self::LIMIT), Some(o) if o.is_le())
     }
 
+    /// Bounds below this are made of what may be flushed to zero. A device that does flush is further off there
+    /// than the twin, which does not, and is right all the same.
+    pub const FLUSHED: f64 = 1e-33;
+
     /// Adds one value's errors.
     pub fn note(&mut self, kernel: f64, twin: f64, bound: f64) {
-        if bound > 0.0 {
+        if bound > Self::FLUSHED {
             self.kernel += (kernel / bound).powi(2);
             self.twin += (twin / bound).powi(2);
             self.n += 1;
@@ -188,6 +192,9 @@ mod tests {
         assert!(!drift(0.0019, 0.0, 5000).is_breach(), "below the floor");
         assert!(drift(0.0021, 0.0, 5000).is_breach());
         assert!(drift(f64::NAN, 0.01, 5000).is_breach());
+        let mut flushed = Drift::default();
+        flushed.note(1e-38, 0.0, 2e-38);
+        assert_eq!(flushed.n, 0, "flushing to zero is no drift");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use proptest::strategy::BoxedStrategy;
 use tqcheck::adapters::{self, Device};
 use tqcheck::case::Case;
 use tqcheck::generators;
-use tqcheck::properties::Property;
+use tqcheck::properties::{Property, Stage};
 use tqcheck::runner::{Plan, run_with_seeds};
 use tqcheck::verdict::{Evidence, Failure, Outcome, Violation};
 
@@ -46,6 +46,7 @@ fn a_canary_is_kept_and_replayed_from_another_directory() {
         strategy,
         check: canary,
         cost: 1,
+        stages: &[Stage::Encode],
     };
     let Some(device) = adapters::all().iter().find_map(|a| a.device().ok()) else {
         panic!("no adapter answers: nothing was checked");

@@ -407,6 +407,9 @@ pub fn miri(runner: &mut Runner) -> anyhow::Result<u8> {
             "half_float::",
             "codebook::",
             "twin::",
+            // It asks for 2^62 bytes in order to be refused; Miri stops there instead.
+            "--skip",
+            "a_writer_refuses_what_it_cannot_hold",
         ]);
     runner.require(&step)?;
     Ok(0)

@@ -108,7 +108,7 @@ fn describe(adapter: &Adapter) -> comfy_table::Table {
 fn probed(device: &Device) -> comfy_table::Table {
     let mut table = table(["probe", "seen", "limit", "unit", "kept", "note"]);
     for probe in &device.probes().list {
-        let kept = match (probe.kept, probe.carries()) {
+        let kept = match (probe.kept, &probe.carries()[..]) {
             (true, _) => "yes",
             (false, []) => "NO (no kernel rests on it)",
             (false, _) => "NO",

@@ -237,7 +237,7 @@ fn assumptions(device: &Device) {
         println!("{}: every assumption of the bounds holds", device.label);
     }
     for probe in broken {
-        let carried = match probe.carries() {
+        let carried = match &probe.carries()[..] {
             [] => "no property rests on it".to_owned(),
             properties => format!("{} rest on it", properties.join(", ")),
         };

@@ -90,31 +90,34 @@ fn distance(
         .map(|(a, b)| a - b)
         .collect::<Vec<_>>());
     let size = l2(expected).max(l2(found));
-    let allowed = match unit(arithmetic, &fixture.case.rotation()?, x) {
-        Classified::NonFinite | Classified::Vanishing => 0.0,
-        // Either may be the zero record.
-        Classified::NearVanishing(_) => size,
-        Classified::Unit(unit) => {
-            let free = unit
+    let rotation = fixture.case.rotation()?;
+    // Device and twin may each be off by its own error: the twin's sums are deeper.
+    let allowed = match [arithmetic, Arithmetic::TWIN].map(|a| unit(a, &rotation, x)) {
+        [Classified::Unit(own), Classified::Unit(twin)] => {
+            let errors = own.y_error.iter().zip(&twin.y_error).map(|(a, b)| a + b);
+            let free = own
                 .y
                 .iter()
-                .zip(&unit.y_error)
-                // Device and twin may each be off by the error.
-                .filter(|&(y, e)| {
+                .zip(errors)
+                .filter(|(y, e)| {
                     book.boundaries
                         .iter()
-                        .any(|&b| (y - f64::from(b)).abs() <= 2.0 * e)
+                        .any(|&b| (*y - f64::from(b)).abs() <= *e)
                 })
                 .count();
-            let norm = unit.norm.min(65504.0);
+            let norm = own.norm.min(65504.0);
+            let norm_error = own.norm_error.max(twin.norm_error);
             // One step of f16: 2^-10 relative, or 2^-24 in the subnormals.
             let step = (norm / 1024.0).max(f64::from(half::f16::from_bits(1)));
-            let low = half::f16::from_f64(norm - unit.norm_error);
-            let high = half::f16::from_f64(norm + unit.norm_error);
+            let low = half::f16::from_f64(norm - norm_error);
+            let high = half::f16::from_f64(norm + norm_error);
             let unit_size = l2(&vec![f64::from(book.centroids[3]); head_dim.get()]);
             let by_norm = if low == high { 0.0 } else { step * unit_size };
             f64::from(book.largest_gap()) * norm * (free as f64).sqrt() * 1.001 + by_norm
         }
+        // Near the threshold either may be the zero record.
+        [Classified::NearVanishing(_), _] | [_, Classified::NearVanishing(_)] => size,
+        _ => 0.0,
     };
     // The inverse transform in f64 has an error of its own.
     if apart <= allowed + 1e-12 * size {

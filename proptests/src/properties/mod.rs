@@ -31,6 +31,19 @@ pub struct Property {
     pub check: fn(&Device, &Case) -> Outcome,
     /// What a case costs, in cases of an ordinary property.
     pub cost: u64,
+    /// Kernels that its verdict rests on.
+    pub stages: &'static [Stage],
+}
+
+/// A stage of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// `encode_keys`, `encode_values`.
+    Encode,
+    /// `rotate_queries`.
+    Rotate,
+    /// `attention`, `merge_attention`.
+    Attend,
 }
 
 impl Property {
@@ -59,6 +72,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::encode_keys::strategy,
         check: encode::check_keys,
         cost: 1,
+        stages: &[Stage::Encode],
     },
     Property {
         name: "encode_values",
@@ -66,6 +80,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::encode_values::strategy,
         check: encode::check_values,
         cost: 1,
+        stages: &[Stage::Encode],
     },
     Property {
         name: "rotate_queries",
@@ -73,6 +88,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::rotate_queries::strategy,
         check: rotate_queries::check,
         cost: 1,
+        stages: &[Stage::Rotate],
     },
     Property {
         name: "attention",
@@ -80,6 +96,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::attention::strategy,
         check: attention::check,
         cost: 1,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "end_to_end",
@@ -87,6 +104,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::end_to_end::strategy,
         check: end_to_end::check,
         cost: 1,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "snapshot",
@@ -94,6 +112,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::snapshot::strategy,
         check: snapshot::check,
         cost: 1,
+        stages: &[Stage::Encode],
     },
     Property {
         name: "law_encode_partition",
@@ -101,6 +120,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::encode_partition,
         check: laws::encode::partition,
         cost: 2,
+        stages: &[Stage::Encode],
     },
     Property {
         name: "law_encode_scaling",
@@ -108,6 +128,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::encode_scaling,
         check: laws::encode::scaling,
         cost: 1,
+        stages: &[Stage::Encode],
     },
     Property {
         name: "law_encode_negation",
@@ -115,6 +136,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::encode_negation,
         check: laws::encode::negation,
         cost: 1,
+        stages: &[Stage::Encode],
     },
     Property {
         name: "law_query_partition",
@@ -122,6 +144,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::query_partition,
         check: laws::attention::query_partition,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "law_kv_partition",
@@ -129,6 +152,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::kv_partition,
         check: laws::attention::kv_partition,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "law_causality",
@@ -136,6 +160,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::causality,
         check: laws::attention::causality,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "law_gqa",
@@ -143,6 +168,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::gqa,
         check: laws::attention::gqa,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "law_equal_values",
@@ -150,6 +176,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::equal_values,
         check: laws::attention::equal_values,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "law_permutation",
@@ -157,6 +184,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::permutation,
         check: laws::attention::order,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "law_repeat",
@@ -164,6 +192,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::repeat,
         check: laws::repeat::check,
         cost: 8,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "law_exact",
@@ -171,6 +200,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::exact,
         check: laws::exact::check,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "law_snapshot_prefix",
@@ -178,6 +208,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::laws::snapshot_prefix,
         check: laws::snapshot::check,
         cost: 2,
+        stages: &[Stage::Encode],
     },
     Property {
         name: "statistics",
@@ -185,6 +216,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::statistics::strategy,
         check: statistics::check,
         cost: 12,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "cross",
@@ -192,6 +224,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::cross::strategy,
         check: cross::check,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
     Property {
         name: "model",
@@ -199,6 +232,7 @@ pub static ALL: &[Property] = &[
         strategy: generators::model::strategy,
         check: model::check,
         cost: 4,
+        stages: &[Stage::Encode, Stage::Rotate, Stage::Attend],
     },
 ];
 

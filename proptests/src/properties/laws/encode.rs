@@ -99,7 +99,8 @@ pub fn scaling(device: &Device, case: &Case) -> Outcome {
                 return Ok(());
             }
             let (a, b) = (&before[head][t], &after[head][t]);
-            let normal = |h: f16| h >= f16::MIN_POSITIVE && h < f16::MAX;
+            // The smallest normal may be a subnormal's rounding, the largest a saturated norm.
+            let normal = |h: f16| h > f16::MIN_POSITIVE && h < f16::MAX;
             let norm_moves = !(normal(a.norm) && normal(b.norm))
                 || f64::from(b.norm) == f64::from(a.norm) * f64::from(exponent).exp2();
             let rest = |r: &KeyRecord| KeyRecord {
