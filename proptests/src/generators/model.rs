@@ -394,7 +394,7 @@ mod tests {
         for expected in [
             "Attend: AliasedBuffers",
             "Attend: BufferTooSmall",
-            "Attend: ForeignQueries",
+            "Attend: ForeignRotation",
             "Attend: LayerWithoutCache",
             "Attend: NoSuchLayer",
             "Attend: NotFinite",
