@@ -60,9 +60,9 @@ impl Drift {
     /// than the twin, which does not, and is right all the same.
     pub const FLUSHED: f64 = 1e-33;
 
-    /// Adds one value's errors.
+    /// Adds one value's errors. A twin that overflowed on the way, where the kernel did not, is no measure.
     pub fn note(&mut self, kernel: f64, twin: f64, bound: f64) {
-        if bound > Self::FLUSHED {
+        if bound > Self::FLUSHED && twin.is_finite() {
             self.kernel += (kernel / bound).powi(2);
             self.twin += (twin / bound).powi(2);
             self.n += 1;
@@ -194,7 +194,12 @@ mod tests {
         assert!(drift(f64::NAN, 0.01, 5000).is_breach());
         let mut flushed = Drift::default();
         flushed.note(1e-38, 0.0, 2e-38);
-        assert_eq!(flushed.n, 0, "flushing to zero is no drift");
+        flushed.note(1e-3, f64::NAN, 1.0);
+        flushed.note(1e-3, f64::INFINITY, 1.0);
+        assert_eq!(
+            flushed.n, 0,
+            "neither flushing to zero nor the twin's overflow is drift"
+        );
     }
 
     #[test]
