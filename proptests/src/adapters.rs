@@ -103,6 +103,23 @@ impl Adapter {
             .map_err(Clone::clone)
     }
 
+    /// Another device of the adapter, with those of the `optional` features that it has. The library's own pipelines
+    /// are not compiled yet, and nothing is tested: for measurements.
+    ///
+    /// # Errors
+    /// Why the adapter gives none.
+    pub fn open_with(&self, optional: wgpu::Features, options: GpuOptions) -> Result<Gpu, String> {
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("optional features"),
+            required_features: self.adapter.features() & optional,
+            required_limits: self.adapter.limits(),
+            ..Default::default()
+        };
+        let (device, queue) = pollster::block_on(self.adapter.request_device(&descriptor))
+            .map_err(|e| e.to_string())?;
+        Gpu::new(device, queue, options).map_err(|e| e.to_string())
+    }
+
     fn open(&self) -> Result<Device, String> {
         let gpu = pollster::block_on(Gpu::open(&self.adapter, GpuOptions::default()))
             .map_err(|e| e.to_string())?;
@@ -249,11 +266,11 @@ pub fn usable() -> impl Iterator<Item = &'static Device> {
     all().iter().filter_map(|adapter| adapter.device().ok())
 }
 
-/// The adapters that `text` names, usable ones first opened here.
+/// The adapters that `text` names.
 ///
 /// # Errors
-/// None matches, or one that was asked for by name is unusable.
-pub fn select(text: &str) -> Result<Vec<&'static Device>, String> {
+/// None matches.
+pub fn matching(text: &str) -> Result<Vec<&'static Adapter>, String> {
     let matching: Vec<&Adapter> = all().iter().filter(|a| a.matches(text)).collect();
     if matching.is_empty() {
         let known: Vec<String> = all().iter().map(Adapter::label).collect();
@@ -266,8 +283,16 @@ pub fn select(text: &str) -> Result<Vec<&'static Device>, String> {
             }
         ));
     }
+    Ok(matching)
+}
+
+/// The adapters that `text` names, usable ones first opened here.
+///
+/// # Errors
+/// None matches, or one that was asked for by name is unusable.
+pub fn select(text: &str) -> Result<Vec<&'static Device>, String> {
     let mut devices = Vec::new();
-    for adapter in matching {
+    for adapter in matching(text)? {
         match adapter.device() {
             Ok(device) => devices.push(device),
             Err(why) if text == "all" => eprintln!("{}: unusable: {why}", adapter.label()),

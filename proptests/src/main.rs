@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tqcheck::commands::{End, adapters, golden, inspect, replay, run, trace};
+use tqcheck::commands::{End, adapters, bench, golden, inspect, replay, run, trace};
 
 /// Proves the kernels of turboquant-wgpu right on the adapters of this machine.
 ///
@@ -24,6 +24,7 @@ struct Cli {
 enum Command {
     Adapters(adapters::Args),
     Run(run::Args),
+    Bench(bench::Args),
     Replay(replay::Args),
     Golden(golden::Args),
     Trace(trace::Args),
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
     let end = match Cli::parse().command {
         Command::Adapters(args) => adapters::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Golden(args) => golden::run(&args),
         Command::Trace(args) => trace::run(&args),

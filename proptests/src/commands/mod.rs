@@ -1,6 +1,7 @@
 //! The subcommands of `tqcheck`.
 
 pub mod adapters;
+pub mod bench;
 pub mod golden;
 pub mod inspect;
 pub mod replay;
