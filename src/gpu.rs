@@ -1,6 +1,8 @@
 //! The device: the engine's own, or one opened here; pipelines; buffers with checked sizes.
 
 use std::sync::{Arc, OnceLock};
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::shaders::{Kernel, constants};
 use crate::{Error, HeadDim};
@@ -17,6 +19,9 @@ const STORAGE_BUFFERS: u32 = 4;
 /// while: threads that want it panic after 6 s.
 #[cfg(not(target_arch = "wasm32"))]
 const WAIT_SLICE: core::time::Duration = core::time::Duration::from_secs(1);
+/// How long a thread sleeps before it asks again whether it may poll.
+#[cfg(not(target_arch = "wasm32"))]
+const POLLING_TURN: core::time::Duration = core::time::Duration::from_micros(200);
 
 /// How pipelines are built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +44,11 @@ struct Inner {
     options: GpuOptions,
     pipelines: [OnceLock<Pipelines>; 4],
     lost: Arc<OnceLock<String>>,
+    /// Held by the thread that polls. A wait of wgpu's that times out asks the fence how far the
+    /// device is, then looks whether work is left; if another thread's poll retires the work between
+    /// the two, wgpu's own assertion fails ("If the queue is empty …") and takes the process with it.
+    #[cfg(not(target_arch = "wasm32"))]
+    polling: Mutex<()>,
 }
 
 /// The pipelines of one head dimension.
@@ -83,6 +93,8 @@ impl Gpu {
                 options,
                 pipelines: Default::default(),
                 lost: Arc::new(OnceLock::new()),
+                #[cfg(not(target_arch = "wasm32"))]
+                polling: Default::default(),
             }),
         })
     }
@@ -242,9 +254,23 @@ impl Gpu {
         self.check_lost().err().unwrap_or(error)
     }
 
-    /// Runs callbacks that are due. Does not block.
+    /// The right to poll, if no other thread has it.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn polling_turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.inner.polling.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Runs callbacks that are due. Does not block: where another thread is polling, that poll runs
+    /// them.
     #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn poll_once(&self) {
+        let Some(_turn) = self.polling_turn() else {
+            return;
+        };
         // Polling for a submission index of another device is the one error; none is passed.
         let _ = self.inner.device.poll(wgpu::PollType::Poll);
     }
@@ -263,10 +289,19 @@ impl Gpu {
         loop {
             self.check_lost()?;
             let left = limit.saturating_sub(start.elapsed());
+            // Not `lock`: it has no time limit, and never returns in a callback of a poll.
+            let Some(turn) = self.polling_turn() else {
+                if left.is_zero() {
+                    return Err(Error::Timeout(limit));
+                }
+                std::thread::sleep(left.min(POLLING_TURN));
+                continue;
+            };
             let waited = self.inner.device.poll(wgpu::PollType::Wait {
                 submission_index: None,
                 timeout: Some(left.min(WAIT_SLICE)),
             });
+            drop(turn);
             self.check_lost()?;
             match waited {
                 Ok(_) => return Ok(()),

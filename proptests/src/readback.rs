@@ -1,7 +1,7 @@
 //! Reading buffers back, words at a time, with a time limit.
 
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use turboquant_wgpu::{Error, Gpu};
 
@@ -61,7 +61,7 @@ impl Readback {
                 }
                 Err(mpsc::TryRecvError::Empty) => {}
             }
-            match gpu.poll_wait(Duration::from_millis(500)) {
+            match gpu.poll_wait(WAIT_LIMIT) {
                 Ok(()) | Err(Error::Timeout(_)) => {}
                 Err(e) => return Err(e),
             }
