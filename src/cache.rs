@@ -12,8 +12,10 @@ use crate::layout::{DeviceLayout, DeviceRegion, Kind, LayerShape};
 use crate::params::{AttentionParams, EncodeParams, RotateParams};
 use crate::{Error, Gain, Gpu, HeadDim, Pending, Rotation, gate};
 
-/// Timesteps that `attention` takes in one step; split lengths that are multiples of it leave no lane idle.
+/// Split lengths that are multiples of this leave no lane of `attention` idle.
 const TILE: u32 = 64;
+/// Query vectors of one KV head that a workgroup of `attention` takes: its `BLOCK`.
+const BLOCK: u64 = 4;
 /// The automatic split length is at least this: shorter splits cost more in merging than they
 /// bring in parallel work.
 const SHORTEST_AUTOMATIC_SPLIT: u32 = 256;
@@ -639,11 +641,11 @@ impl Cache {
 
         // `visible` is at most the length, a u32.
         let visible = visible as u32;
+        let group_heads = u64::from(queries.n_heads / shape.n_kv_heads);
+        let blocks = |rows: u64| (rows * group_heads).div_ceil(BLOCK) * u64::from(shape.n_kv_heads);
         let split_len = match attend.split {
             KvSplit::Len(len) => len.get(),
-            KvSplit::Automatic => {
-                automatic_split_len(u64::from(end - start) * u64::from(queries.n_heads), visible)
-            }
+            KvSplit::Automatic => automatic_split_len(blocks(u64::from(end - start)), visible),
         };
         let n_splits = visible.div_ceil(split_len);
         let row_parts = u64::from(queries.n_heads) * u64::from(n_splits);
@@ -721,13 +723,13 @@ impl Cache {
                         source,
                         partials.as_entire_buffer_binding(),
                     ],
-                    n * row_parts,
+                    blocks(n) * u64::from(n_splits),
                 )?);
                 dispatches.push(self.dispatch(
                     &pipelines.merge_attention,
                     bytes_of(&params),
                     &[partials.as_entire_buffer_binding(), destination],
-                    (n * u64::from(queries.n_heads)).div_ceil(vectors_per_workgroup(head_dim)),
+                    n * u64::from(queries.n_heads),
                 )?);
                 first += rows;
             }
@@ -1069,16 +1071,16 @@ fn record(encoder: &mut wgpu::CommandEncoder, dispatches: &[Dispatch<'_>]) {
     }
 }
 
-/// Vectors that a workgroup of `encode_*`, `rotate_queries` or `merge_attention` takes: 64 lanes of 16
+/// Vectors that a workgroup of `encode_*` or `rotate_queries` takes: 64 lanes of 16
 /// elements each.
 fn vectors_per_workgroup(head_dim: HeadDim) -> u64 {
     64 * 16 / u64::from(head_dim.get_u32())
 }
 
-/// Timesteps of a split, for `vectors` (row, head) pairs that see up to `visible` timesteps.
-fn automatic_split_len(vectors: u64, visible: u32) -> u32 {
+/// Timesteps of a split, for `blocks` blocks of queries that see up to `visible` timesteps.
+fn automatic_split_len(blocks: u64, visible: u32) -> u32 {
     let longest = visible.div_ceil(SHORTEST_AUTOMATIC_SPLIT);
-    let wanted = (AUTOMATIC_WORKGROUPS / vectors.max(1)).clamp(1, u64::from(longest.max(1)));
+    let wanted = (AUTOMATIC_WORKGROUPS / blocks.max(1)).clamp(1, u64::from(longest.max(1)));
     // `wanted` is at most `longest`, a u32.
     let len = visible.div_ceil(wanted as u32);
     len.max(1).checked_next_multiple_of(TILE).unwrap_or(len)
@@ -1204,8 +1206,8 @@ mod tests {
             "many rows need no splits"
         );
         for visible in [1, 63, 64, 65, 255, 257, 100_000, u32::MAX] {
-            for vectors in [1, 7, 32, 1 << 40] {
-                let len = automatic_split_len(vectors, visible);
+            for blocks in [1, 7, 32, 1 << 40] {
+                let len = automatic_split_len(blocks, visible);
                 assert!(
                     len > 0
                         && u64::from(len) * u64::from(visible.div_ceil(len)) >= u64::from(visible)

@@ -4,14 +4,16 @@ use std::sync::{Arc, OnceLock};
 #[cfg(not(target_arch = "wasm32"))]
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use crate::shaders::{Kernel, constants};
+use crate::shaders::{Kernel, KernelVariant, constants};
 use crate::{Error, HeadDim};
 
-/// Lanes of every kernel's workgroup.
-const WORKGROUP_LANES: u32 = 64;
-/// The most workgroup memory a kernel uses: `attention`, 2 KiB of query, 4 KiB of exchange, and two
-/// tiles.
-const WORKGROUP_BYTES: u32 = 8 << 10;
+/// The most lanes of a kernel's workgroup (`merge_attention`).
+const WORKGROUP_LANES: u32 = 256;
+/// Lanes of a workgroup that uses subgroups: it has to be made of full ones.
+const SUBGROUP_LANES: u32 = 64;
+/// The most workgroup memory a kernel uses: `attention`, 8 KiB of a tile's words' scores and 4 KiB of
+/// its scores.
+const WORKGROUP_BYTES: u32 = 12 << 10;
 /// The most storage buffers a kernel binds (`attention`).
 const STORAGE_BUFFERS: u32 = 4;
 
@@ -29,6 +31,9 @@ pub struct GpuOptions {
     /// Have workgroup memory cleared before each workgroup, as WebGPU prescribes. The kernels do
     /// not rely on it, so it is off by default.
     pub zero_workgroup_memory: bool,
+    /// The variant that every kernel has to be of; by default the fastest one that the device can run, for each
+    /// head dimension.
+    pub variant: Option<KernelVariant>,
 }
 
 /// A device and queue with this crate's pipelines. Cheap to clone.
@@ -99,7 +104,8 @@ impl Gpu {
         })
     }
 
-    /// Opens a device on `adapter`, with the adapter's full limits and no optional features.
+    /// Opens a device on `adapter`, with the adapter's full limits and those optional features that a
+    /// [`KernelVariant`] makes use of.
     ///
     /// # Errors
     /// [`Error::AdapterUnusable`] if the adapter lacks compute shaders or a limit that the kernels need, or
@@ -116,6 +122,7 @@ impl Gpu {
         let (device, queue) = adapter
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("turboquant"),
+                required_features: adapter.features() & KernelVariant::Subgroup.features(),
                 required_limits: limits,
                 ..Default::default()
             })
@@ -174,11 +181,52 @@ impl Gpu {
         let _ = self.inner.lost.set(reason.to_owned());
     }
 
+    /// The variant of the kernels of a head dimension: the forced one, or the fastest that the device can run.
+    ///
+    /// [`KernelVariant::Subgroup`] needs the feature `SUBGROUP`, and the lanes that share a vector, one for
+    /// each 16 elements, to fit into the smallest subgroup; and no subgroup larger than a workgroup of 64.
+    ///
+    /// # Errors
+    /// [`Error::AdapterUnusable`] if a variant was forced that the device cannot run.
+    pub fn variant(&self, head_dim: HeadDim) -> Result<KernelVariant, Error> {
+        let info = self.inner.device.adapter_info();
+        match self.inner.options.variant {
+            Some(forced) if !self.runs(forced, head_dim) => Err(Error::AdapterUnusable(format!(
+                "variant {} at head_dim {head_dim}: expected the feature SUBGROUP and subgroups of {} to \
+                 {SUBGROUP_LANES} lanes, found {:?} and {} to {}",
+                forced.name(),
+                head_dim.get_u32() / 16,
+                self.inner.device.features() & forced.features(),
+                info.subgroup_min_size,
+                info.subgroup_max_size,
+            ))),
+            Some(forced) => Ok(forced),
+            None if self.runs(KernelVariant::Subgroup, head_dim) => Ok(KernelVariant::Subgroup),
+            None => Ok(KernelVariant::Portable),
+        }
+    }
+
+    /// True if the device can run the kernels of a variant at a head dimension.
+    #[must_use]
+    pub fn runs(&self, variant: KernelVariant, head_dim: HeadDim) -> bool {
+        let device = &self.inner.device;
+        let info = device.adapter_info();
+        match variant {
+            KernelVariant::Portable => true,
+            KernelVariant::Subgroup => {
+                device.features().contains(variant.features())
+                    && info.subgroup_min_size >= head_dim.get_u32() / 16
+                    && info.subgroup_max_size <= SUBGROUP_LANES
+            }
+        }
+    }
+
     /// Compiles the pipelines of a head dimension, unless that has been done. [`crate::Cache::new`]
     /// does it too; an engine may do it earlier.
     ///
     /// # Errors
-    /// [`Error::Rejected`] with the driver's message if one does not compile, [`Error::DeviceLost`].
+    /// [`Error::Rejected`] with the driver's message if one does not compile, [`Error::AdapterUnusable`] for a forced
+    /// variant that the device cannot run, [`Error::DeviceLost`].
     pub async fn prepare(&self, head_dim: HeadDim) -> Result<(), Error> {
         self.check_lost()?;
         let slot = &self.inner.pipelines[head_dim as usize];
@@ -191,16 +239,17 @@ impl Gpu {
 
     async fn compile(&self, head_dim: HeadDim) -> Result<Pipelines, Error> {
         let device = &self.inner.device;
+        let variant = self.variant(head_dim)?;
         // Error scopes belong to a thread: they are popped before the first await.
         let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
         let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let pipelines = Pipelines {
-            encode_keys: self.pipeline(Kernel::EncodeKeys, head_dim),
-            encode_values: self.pipeline(Kernel::EncodeValues, head_dim),
-            rotate_queries: self.pipeline(Kernel::RotateQueries, head_dim),
-            attention: self.pipeline(Kernel::Attention, head_dim),
-            merge_attention: self.pipeline(Kernel::MergeAttention, head_dim),
+            encode_keys: self.pipeline(Kernel::EncodeKeys, variant, head_dim),
+            encode_values: self.pipeline(Kernel::EncodeValues, variant, head_dim),
+            rotate_queries: self.pipeline(Kernel::RotateQueries, variant, head_dim),
+            attention: self.pipeline(Kernel::Attention, variant, head_dim),
+            merge_attention: self.pipeline(Kernel::MergeAttention, variant, head_dim),
         };
         let errors = [memory.pop(), internal.pop(), validation.pop()];
         for error in errors {
@@ -211,11 +260,16 @@ impl Gpu {
         Ok(pipelines)
     }
 
-    fn pipeline(&self, kernel: Kernel, head_dim: HeadDim) -> wgpu::ComputePipeline {
+    fn pipeline(
+        &self,
+        kernel: Kernel,
+        variant: KernelVariant,
+        head_dim: HeadDim,
+    ) -> wgpu::ComputePipeline {
         let device = &self.inner.device;
         let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(kernel.name()),
-            source: wgpu::ShaderSource::Wgsl(kernel.source().into()),
+            source: wgpu::ShaderSource::Wgsl(kernel.source(variant).into()),
         });
         device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(kernel.name()),

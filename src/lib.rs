@@ -136,6 +136,7 @@ pub use gpu::{Gpu, GpuOptions};
 pub use layout::LayerShape;
 pub use pending::Pending;
 pub use rotation::{Rotation, Signs};
+pub use shaders::KernelVariant;
 
 /// The README's example compiles.
 #[cfg(doctest)]

@@ -59,11 +59,12 @@ pub(crate) struct AttentionParams {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shaders::Kernel;
+    use crate::shaders::{Kernel, KernelVariant};
 
     /// (name, offset) of each member of the struct `name`, and the struct's size, as naga lays it out.
     fn reflect(kernel: Kernel, name: &str) -> (Vec<(String, u32)>, u32) {
-        let module = naga::front::wgsl::parse_str(&kernel.source()).expect("the shader parses");
+        let module = naga::front::wgsl::parse_str(&kernel.source(KernelVariant::Portable))
+            .expect("the shader parses");
         let (_, ty) = module
             .types
             .iter()

@@ -17,6 +17,44 @@ pub enum Kernel {
     MergeAttention,
 }
 
+/// How a kernel's lanes work together. Every variant computes the same, but for rounding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum KernelVariant {
+    /// Workgroup memory and barriers alone: runs on every adapter.
+    Portable,
+    /// Subgroup operations where they help (feature `SUBGROUP`).
+    Subgroup,
+}
+
+impl KernelVariant {
+    /// Every variant.
+    pub const ALL: [Self; 2] = [Self::Portable, Self::Subgroup];
+
+    /// Name of the variant.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Subgroup => "subgroup",
+        }
+    }
+
+    /// Features that a device needs to run it. Without them another variant is chosen.
+    #[must_use]
+    pub const fn features(self) -> wgpu::Features {
+        match self {
+            Self::Portable => wgpu::Features::empty(),
+            Self::Subgroup => wgpu::Features::SUBGROUP,
+        }
+    }
+
+    /// The variant of this name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|v| v.name() == name)
+    }
+}
+
 impl Kernel {
     /// Every kernel.
     pub const ALL: [Self; 5] = [
@@ -39,9 +77,10 @@ impl Kernel {
         }
     }
 
-    /// The WGSL files that make up the kernel's module, in order, as (name, text).
+    /// The WGSL files that make up the kernel's module, in order, as (name, text). A kernel without a version of
+    /// its own for a variant has the portable one.
     #[must_use]
-    pub const fn files(self) -> &'static [(&'static str, &'static str)] {
+    pub const fn files(self, variant: KernelVariant) -> &'static [(&'static str, &'static str)] {
         macro_rules! files {
             ($($name:literal),*) => {
                 &[$(($name, include_str!(concat!("../shaders/", $name)))),*]
@@ -51,7 +90,20 @@ impl Kernel {
             Self::EncodeKeys => files!["common.wgsl", "encode.wgsl", "encode_keys.wgsl"],
             Self::EncodeValues => files!["common.wgsl", "encode.wgsl", "encode_values.wgsl"],
             Self::RotateQueries => files!["common.wgsl", "rotate_queries.wgsl"],
-            Self::Attention => files!["common.wgsl", "attention_params.wgsl", "attention.wgsl"],
+            Self::Attention => match variant {
+                KernelVariant::Portable => files![
+                    "common.wgsl",
+                    "attention_params.wgsl",
+                    "attention_block.wgsl",
+                    "attention.wgsl"
+                ],
+                KernelVariant::Subgroup => files![
+                    "common.wgsl",
+                    "attention_params.wgsl",
+                    "attention_block.wgsl",
+                    "attention_subgroup.wgsl"
+                ],
+            },
             Self::MergeAttention => {
                 files![
                     "common.wgsl",
@@ -64,8 +116,8 @@ impl Kernel {
 
     /// The whole WGSL module.
     #[must_use]
-    pub fn source(self) -> String {
-        self.files().iter().map(|(_, text)| *text).collect()
+    pub fn source(self, variant: KernelVariant) -> String {
+        self.files(variant).iter().map(|(_, text)| *text).collect()
     }
 }
 
@@ -84,20 +136,38 @@ pub fn constants(head_dim: HeadDim) -> [(&'static str, f64); 5] {
 
 #[cfg(test)]
 mod tests {
+    use naga::valid::{
+        Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator,
+    };
+
     use super::*;
 
     #[test]
     fn every_kernel_is_valid_wgsl_with_one_entry_point_of_its_name() {
-        for kernel in Kernel::ALL {
-            let source = kernel.source();
+        for (kernel, variant) in Kernel::ALL
+            .into_iter()
+            .flat_map(|k| KernelVariant::ALL.map(|v| (k, v)))
+        {
+            let source = kernel.source(variant);
             let module = naga::front::wgsl::parse_str(&source)
                 .unwrap_or_else(|e| panic!("{}: {}", kernel.name(), e.emit_to_string(&source)));
-            naga::valid::Validator::new(
-                naga::valid::ValidationFlags::all(),
-                naga::valid::Capabilities::empty(),
-            )
-            .validate(&module)
-            .unwrap_or_else(|e| panic!("{}: {e:?}", kernel.name()));
+            let (capabilities, operations, stages) = match variant {
+                KernelVariant::Portable => (
+                    Capabilities::empty(),
+                    SubgroupOperationSet::empty(),
+                    ShaderStages::empty(),
+                ),
+                KernelVariant::Subgroup => (
+                    Capabilities::SUBGROUP,
+                    SubgroupOperationSet::all(),
+                    ShaderStages::COMPUTE,
+                ),
+            };
+            Validator::new(ValidationFlags::all(), capabilities)
+                .subgroup_operations(operations)
+                .subgroup_stages(stages)
+                .validate(&module)
+                .unwrap_or_else(|e| panic!("{}: {e:?}", kernel.name()));
             let names: Vec<_> = module
                 .entry_points
                 .iter()

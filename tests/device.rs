@@ -1461,6 +1461,7 @@ fn workgroup_memory_need_not_be_zero(lab: &Lab) {
     let (device, queue) = (lab.gpu.device().clone(), lab.gpu.queue().clone());
     let zeroing = GpuOptions {
         zero_workgroup_memory: true,
+        ..GpuOptions::default()
     };
     let zeroing = Gpu::new(device, queue, zeroing).expect("the same device");
     for head_dim in HeadDim::ALL {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use turboquant_wgpu::{Error, Gpu, GpuOptions, Pending};
+use turboquant_wgpu::{Error, Gpu, GpuOptions, HeadDim, KernelVariant, Pending};
 
 use crate::arithmetic::Arithmetic;
 use crate::litter::Litter;
@@ -37,6 +37,7 @@ pub struct Device {
     probes: OnceLock<Probes>,
     subgroup_gpu: OnceLock<Result<Gpu, String>>,
     zeroing: OnceLock<Result<Box<Device>, Error>>,
+    variants: [OnceLock<Result<Box<Device>, Error>>; KernelVariant::ALL.len()],
     litter: OnceLock<Litter>,
 }
 
@@ -103,7 +104,8 @@ impl Adapter {
             .map_err(Clone::clone)
     }
 
-    /// Another device of the adapter, with those of the `optional` features that it has. The library's own pipelines
+    /// Another device of the adapter, with those of the `optional` features that it has, and of those that kernel variants
+    /// use. The library's own pipelines
     /// are not compiled yet, and nothing is tested: for measurements.
     ///
     /// # Errors
@@ -111,7 +113,10 @@ impl Adapter {
     pub fn open_with(&self, optional: wgpu::Features, options: GpuOptions) -> Result<Gpu, String> {
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("optional features"),
-            required_features: self.adapter.features() & optional,
+            required_features: self.adapter.features()
+                & KernelVariant::ALL
+                    .into_iter()
+                    .fold(optional, |all, variant| all | variant.features()),
             required_limits: self.adapter.limits(),
             ..Default::default()
         };
@@ -141,6 +146,7 @@ impl Adapter {
             probes: OnceLock::new(),
             subgroup_gpu: OnceLock::new(),
             zeroing: OnceLock::new(),
+            variants: Default::default(),
             litter: OnceLock::new(),
         })
     }
@@ -202,14 +208,63 @@ impl Device {
     /// # Errors
     /// The library's.
     pub fn zeroing(&self) -> Result<&Self, Error> {
+        let options = GpuOptions {
+            zero_workgroup_memory: true,
+            ..self.gpu.options()
+        };
+        self.with_options(
+            &self.zeroing,
+            options,
+            format!("{}, workgroup memory cleared", self.label),
+        )
+    }
+
+    /// The variants that the device can run at some head dimension.
+    #[must_use]
+    pub fn variants(&self) -> Vec<KernelVariant> {
+        let runs = |&variant: &KernelVariant| {
+            HeadDim::ALL
+                .into_iter()
+                .any(|head_dim| self.gpu.runs(variant, head_dim))
+        };
+        KernelVariant::ALL.into_iter().filter(runs).collect()
+    }
+
+    /// The same device and queue, with the kernels of `variant`; those of the library's choice where it is `None`
+    /// or the device cannot run it.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn of_variant(
+        &self,
+        variant: Option<KernelVariant>,
+        head_dim: HeadDim,
+    ) -> Result<&Self, Error> {
+        match variant {
+            Some(forced) if self.gpu.runs(forced, head_dim) => {
+                let options = GpuOptions {
+                    variant,
+                    ..self.gpu.options()
+                };
+                // The label stays: the variant is part of the case.
+                self.with_options(&self.variants[forced as usize], options, self.label.clone())
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// The same device and queue with pipelines of their own, made once.
+    fn with_options<'a>(
+        &self,
+        slot: &'a OnceLock<Result<Box<Self>, Error>>,
+        options: GpuOptions,
+        label: String,
+    ) -> Result<&'a Self, Error> {
         let open = || {
-            let options = GpuOptions {
-                zero_workgroup_memory: true,
-            };
             let (device, queue) = (self.gpu.device().clone(), self.gpu.queue().clone());
             Ok(Box::new(Self {
                 gpu: Gpu::new(device, queue, options)?,
-                label: format!("{}, workgroup memory cleared", self.label),
+                label,
                 driver: self.driver.clone(),
                 adapter: self.adapter.clone(),
                 probes: OnceLock::new(),
@@ -217,10 +272,11 @@ impl Device {
                 arithmetic: self.arithmetic,
                 errors: self.errors.clone(),
                 zeroing: OnceLock::new(),
+                variants: Default::default(),
                 litter: OnceLock::new(),
             }))
         };
-        match self.zeroing.get_or_init(open) {
+        match slot.get_or_init(open) {
             Ok(device) => Ok(device),
             Err(error) => Err(error.clone()),
         }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use turboquant_wgpu::heads::query_heads_per_kv_head;
 use turboquant_wgpu::twin::AttentionShape;
-use turboquant_wgpu::{Error, Gain, HeadDim, KvSplit, LayerShape, Rotation};
+use turboquant_wgpu::{Error, Gain, HeadDim, KernelVariant, KvSplit, LayerShape, Rotation};
 
 use crate::inputs::{Context, Data, Family, InputError, generate};
 use crate::sequence::Sequence;
@@ -45,6 +45,13 @@ pub struct Case {
     /// Factor of the residual term.
     #[serde(with = "gain_name")]
     pub gain: Gain,
+    /// Variant of the kernels, where the adapter can run it; by default the library's choice.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "variant_name"
+    )]
+    pub variant: Option<KernelVariant>,
     /// Key vectors, [rows, n_kv_heads, head_dim].
     pub keys: Data,
     /// Value vectors, [rows, n_kv_heads, head_dim].
@@ -318,6 +325,35 @@ mod gain_name {
     }
 }
 
+/// Kernel variants by name.
+mod variant_name {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use turboquant_wgpu::KernelVariant;
+
+    pub fn serialize<S: Serializer>(
+        variant: &Option<KernelVariant>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match variant {
+            Some(variant) => serializer.serialize_str(variant.name()),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<KernelVariant>, D::Error> {
+        let found = String::deserialize(deserializer)?;
+        match KernelVariant::by_name(&found) {
+            Some(variant) => Ok(Some(variant)),
+            None => Err(serde::de::Error::custom(format!(
+                "variant \"{found}\": expected {}",
+                KernelVariant::ALL.map(KernelVariant::name).join(" or ")
+            ))),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,6 +375,7 @@ mod tests {
             kv_split: 0,
             scale: 0.125,
             gain: Gain::MinimumError,
+            variant: Some(KernelVariant::Subgroup),
             keys: Data::new(Family::Normal, 1),
             values: Data::new(Family::Uniform, 2),
             queries: Data::new(Family::Normal, 3),

@@ -7,10 +7,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use proptest::sample::select;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
+
+use turboquant_wgpu::KernelVariant;
 
 use crate::adapters::Device;
 use crate::case::Case;
@@ -157,6 +160,7 @@ fn check(
             detail: e.to_string(),
         })
     })?;
+    let device = device.of_variant(case.variant, case.head_dim()?)?;
     (property.check)(device, case)
 }
 
@@ -188,6 +192,8 @@ pub struct Plan {
     pub seed: u64,
     /// Draw data of these families alone.
     pub families: Option<Vec<Family>>,
+    /// Run this variant of the kernels alone; by default each that the device can run.
+    pub variant: Option<KernelVariant>,
 }
 
 /// Runs a plan's cases of a property on a device, fewer of a costly one ([`Property::cases`]); ends at the first
@@ -238,9 +244,19 @@ pub fn run_with_seeds(
         shrink_checks: 0,
     });
     let families = plan.families.clone();
-    let strategy = (property.strategy)().prop_map(move |case| match &families {
-        Some(families) => case.with_families(families),
-        None => case,
+    let variants = match plan.variant {
+        Some(variant) => vec![variant],
+        None => device.variants(),
+    };
+    let strategy = ((property.strategy)(), select(variants)).prop_map(move |(case, variant)| {
+        let case = match &families {
+            Some(families) => case.with_families(families),
+            None => case,
+        };
+        Case {
+            variant: Some(variant),
+            ..case
+        }
     });
     let result = runner(property, plan, seeds).run(&strategy, |case| {
         let outcome = check(property, device, &case, &in_flight);

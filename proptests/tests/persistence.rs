@@ -31,6 +31,7 @@ fn plan(cases: u64, seed: u64) -> Plan {
         cases,
         seed,
         families: None,
+        variant: None,
     }
 }
 

@@ -156,6 +156,7 @@ fn check(property: &Property, adapter: &adapters::Adapter) -> Result<(), Failed>
         cases,
         seed: 1,
         families: None,
+        variant: None,
     };
     let summary = runner::run(property, device, &plan, |_| {});
     let failure = match (&summary.broken, summary.failure()) {

@@ -5,6 +5,8 @@ use std::io::IsTerminal;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use turboquant_wgpu::KernelVariant;
+
 use super::{End, table};
 use crate::adapters::{self, Device};
 use crate::inputs::Family;
@@ -32,6 +34,10 @@ pub struct Args {
     /// Draw keys, values and queries of this family alone, or of `ordinary` ones
     #[arg(long, value_name = "NAME")]
     pub family: Option<String>,
+    /// Run this variant of the kernels alone: portable or subgroup. By default each case draws one of those
+    /// that the adapter can run
+    #[arg(long, value_name = "NAME")]
+    pub variant: Option<String>,
     /// Do not save the shrunk case of a failure under regressions/
     #[arg(long)]
     pub no_save: bool,
@@ -50,6 +56,7 @@ pub fn run(args: &Args) -> Result<End> {
         })?],
     };
     let families = args.family.as_deref().map(families).transpose()?;
+    let variant = args.variant.as_deref().map(variant).transpose()?;
     let devices = match adapters::select(&args.adapter) {
         Ok(devices) => devices,
         Err(why) => {
@@ -57,6 +64,19 @@ pub fn run(args: &Args) -> Result<End> {
             return Ok(End::NoAdapter);
         }
     };
+    if let Some(variant) = variant {
+        // Asked for by name, it is missed.
+        for device in &devices {
+            if !device.variants().contains(&variant) {
+                eprintln!(
+                    "tqcheck: {} cannot run variant {}",
+                    device.label,
+                    variant.name()
+                );
+                return Ok(End::NoAdapter);
+            }
+        }
+    }
     let expected = regressions::expected(&regressions::dir())?;
     let mut report = table([
         "property",
@@ -92,6 +112,7 @@ pub fn run(args: &Args) -> Result<End> {
                 cases: args.cases,
                 seed: args.seed,
                 families: families.clone(),
+                variant,
             };
             let summary = runner::run(property, device, &plan, |_| bar.inc(1));
             bar.finish_and_clear();
@@ -116,6 +137,13 @@ pub fn run(args: &Args) -> Result<End> {
         assumptions(device);
     }
     Ok(end)
+}
+
+fn variant(name: &str) -> Result<KernelVariant> {
+    KernelVariant::by_name(name).ok_or_else(|| {
+        let names = KernelVariant::ALL.map(KernelVariant::name).join(", ");
+        anyhow::anyhow!("no variant \"{name}\"; there are: {names}")
+    })
 }
 
 /// The families that a name stands for.

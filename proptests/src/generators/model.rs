@@ -74,6 +74,7 @@ impl ReferenceStateMachine for Machine {
                         kv_split,
                         scale: scale * head_dim.inv_sqrt(),
                         gain,
+                        variant: None,
                         keys: super::fit(keys, d),
                         values: super::fit(values, d),
                         queries: super::fit(queries, d),

@@ -25,6 +25,7 @@ pub fn strategy() -> BoxedStrategy<Case> {
             kv_split: 0,
             scale: 1.0,
             gain,
+            variant: None,
             keys: Data::new(Family::Normal, 0),
             values: Data::new(Family::Normal, 0),
             queries: Data::new(Family::Normal, 0),

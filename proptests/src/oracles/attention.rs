@@ -27,18 +27,20 @@ pub struct Depth {
 }
 
 impl Depth {
-    /// The kernels': tiles of 64 timesteps, a lane adding d/16 timesteps' values in each and
-    /// rescaling once, then 64/(d/16) groups, then the splits.
+    /// The kernels': a lane sums sixteen dimensions in six roundings, then the words' sums are added. It walks
+    /// every (64/(d/16))-th timestep and may rescale at each, then come as many groups, then the
+    /// splits.
     #[must_use]
     pub fn kernel(head_dim: usize, visible: usize, split_len: usize) -> Self {
-        let tiles = split_len.min(visible).div_ceil(64);
-        let splits = visible.div_ceil(split_len);
         let words = head_dim / 16;
+        let groups = 64 / words;
+        let steps = split_len.min(visible).div_ceil(groups);
+        let splits = visible.div_ceil(split_len);
         Self {
-            score: head_dim,
-            rescales: tiles + 1,
-            accumulate: tiles * (words + 1) + 64 / words + 2 * splits + 2,
-            denominator: 2 * tiles + 64 + 2 * splits,
+            score: words + 10,
+            rescales: steps + 2,
+            accumulate: 2 * steps + 2 + groups + 1 + 2 * splits + 2,
+            denominator: 2 * steps + groups + 1 + 2 * splits,
         }
     }
 

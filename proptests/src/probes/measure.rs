@@ -1,7 +1,7 @@
 //! The probes: what to compute, from which inputs, and what is right.
 
 use half::f16;
-use turboquant_wgpu::shaders::{self, Kernel};
+use turboquant_wgpu::shaders::{self, Kernel, KernelVariant};
 use turboquant_wgpu::{Gpu, HeadDim};
 
 use super::dispatch::{self, Program};
@@ -302,7 +302,7 @@ fn evaluate_in(
     let mut source = String::new();
     let mut constants = Vec::new();
     if let Some(kernel) = kernel {
-        if let [shared @ .., _entry] = kernel.files() {
+        if let [shared @ .., _entry] = kernel.files(KernelVariant::Portable) {
             source.extend(shared.iter().map(|(_, text)| *text));
         }
         constants.extend(shaders::constants(HeadDim::ALL[0]));
@@ -557,7 +557,12 @@ fn halves(gpu: &Gpu) -> Vec<Probe> {
             ],
         });
         let expression = "bitcast<u32>(weight(v.x))";
-        let found = evaluate_in(gpu, Some(Kernel::Attention), expression, &bits(&inputs))?;
+        let found = evaluate_in(
+            gpu,
+            Some(Kernel::MergeAttention),
+            expression,
+            &bits(&inputs),
+        )?;
         Ok(judge::exact(probe, inputs.len(), &found, |i, bits| {
             let at_zero = inputs[i][0] == 0.0;
             let right = if at_zero { 1.0 } else { 0.0 };
