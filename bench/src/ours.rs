@@ -4,7 +4,7 @@ use turboquant_wgpu::{Attend, Cache, CacheConfig, Gain, Gpu, KvSplit, Queries};
 
 use crate::clock::run;
 use crate::job::{Job, Kernel};
-use crate::workload::Workload;
+use crate::workload::{Record, Workload};
 use crate::{Error, data};
 
 /// Rows of random data that a cache is filled from, again and again.
@@ -20,7 +20,7 @@ struct Ours {
     output: wgpu::Buffer,
 }
 
-pub(crate) fn setup(gpu: &Gpu, job: &Job, turns: u32) -> Result<Box<dyn Workload>, Error> {
+pub(crate) fn setup(gpu: &Gpu, job: &Job, turns: u32) -> Result<Workload, Error> {
     let shape = job.shape;
     let d = shape.head_dim.get_u32();
     let config = CacheConfig {
@@ -60,13 +60,13 @@ pub(crate) fn setup(gpu: &Gpu, job: &Job, turns: u32) -> Result<Box<dyn Workload
     if job.kernel.attends() {
         fill(gpu, &mut cache, kv_row)?;
     }
-    Ok(Box::new(Ours {
+    Ok(Workload::Device(Box::new(Ours {
         job: *job,
         cache,
         queries,
         sources,
         output: data::output(gpu, q_floats),
-    }))
+    })))
 }
 
 /// Fills every layer to its capacity.
@@ -93,7 +93,7 @@ fn fill(gpu: &Gpu, cache: &mut Cache, kv_row: u64) -> Result<(), Error> {
     Ok(())
 }
 
-impl Workload for Ours {
+impl Record for Ours {
     fn record(&mut self, encoder: &mut wgpu::CommandEncoder, turn: u32) -> Result<(), Error> {
         let rows = self.job.rows;
         let turns = self.cache.config().n_kv_heads.len() as u32;

@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tqbench::clock::STAMP_FEATURES;
 use tqbench::job::Kernel;
-use tqbench::report::{Report, Row, Versions};
+use tqbench::report::{Report, Row, Skipped, Versions};
 use tqbench::shape;
 use tqbench::suite::{Baseline, Bench, Event, Plan, Scale};
 use turboquant_wgpu::{Gpu, GpuOptions};
@@ -39,6 +40,9 @@ pub struct Args {
     /// Time each job so often; fewer of those that take long
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub repeats: u32,
+    /// Measure for no longer; what does not fit is left out and listed
+    #[arg(long, value_name = "M", value_parser = super::minutes)]
+    pub minutes: Option<Duration>,
 }
 
 /// Runs the command.
@@ -81,6 +85,7 @@ pub fn run(args: &Args) -> Result<End> {
         baselines,
         repeats: args.repeats as usize,
         scale,
+        budget: args.minutes,
     };
     let mut bench = Bench::new(&gpu, scale, plan.repeats)?;
     println!("{}: {}", adapter.label(), driver(adapter));
@@ -98,6 +103,9 @@ pub fn run(args: &Args) -> Result<End> {
     }
     let (rows, skipped) = bench.run(&plan, tell)?;
     println!("{}", listed(&rows));
+    if !skipped.is_empty() {
+        println!("left out:\n{}", left_out(&skipped));
+    }
     let report = Report {
         adapter: adapter.info.name.clone(),
         backend: adapter.info.backend.to_string(),
@@ -109,7 +117,7 @@ pub fn run(args: &Args) -> Result<End> {
             wgpu: "30",
             cera: Baseline::Cera.setup().map(|_| "0.5.5"),
         },
-        git_revision: None,
+        git_revision: super::git_revision(),
         date: jiff::Timestamp::now().to_string(),
         timing: bench.clock().source(),
         timing_note: bench.clock().distrust().map(str::to_owned),
@@ -253,12 +261,37 @@ fn listed(rows: &[Row]) -> comfy_table::Table {
             time(row.measured.time.min_ns),
             row.measured.timing.to_string(),
             time(row.measured.host.median_ns),
-            format!("{:.3}", row.gb_per_s),
+            rate(row.gb_per_s),
             format!("{:.1}", row.floor_ratio),
             baselines.join(", "),
         ]);
     }
     table
+}
+
+fn left_out(skipped: &[Skipped]) -> comfy_table::Table {
+    let mut table = table(["kernel", "shape", "rows", "implementation", "reason"]);
+    for one in skipped {
+        table.add_row([
+            one.kernel.name().to_owned(),
+            one.shape.clone(),
+            one.rows.to_string(),
+            one.implementation.to_owned(),
+            one.reason.clone(),
+        ]);
+    }
+    table
+}
+
+/// 10^9 bytes a second, to three digits.
+fn rate(gb_per_s: f64) -> String {
+    let decimals = match gb_per_s {
+        r if r >= 100.0 => 0,
+        r if r >= 1.0 => 2,
+        r if r >= 0.1 => 3,
+        _ => return format!("{gb_per_s:.1e}"),
+    };
+    format!("{gb_per_s:.decimals$}")
 }
 
 /// A time in the unit that suits it, to about four digits.
@@ -286,6 +319,18 @@ mod tests {
             (19.25e9, "19.2 s"),
         ] {
             assert_eq!(time(ns), text);
+        }
+    }
+
+    #[test]
+    fn rates_keep_their_digits() {
+        for (gb_per_s, text) in [
+            (4312.6, "4313"),
+            (15.23, "15.23"),
+            (0.115, "0.115"),
+            (0.00023, "2.3e-4"),
+        ] {
+            assert_eq!(rate(gb_per_s), text);
         }
     }
 
