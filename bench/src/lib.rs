@@ -14,12 +14,14 @@ pub mod costs;
 mod data;
 mod error;
 mod first_result;
+mod flash;
 pub mod job;
 mod ours;
 pub mod report;
 pub mod shape;
 pub mod stats;
 pub mod suite;
+mod twin;
 pub mod workload;
 
 pub use error::Error;

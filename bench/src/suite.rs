@@ -79,19 +79,25 @@ impl Scale {
 /// Another implementation that the library's is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
+    /// Flash decoding over an uncompressed cache in f16, by a kernel of ours.
+    FlashF16,
     /// The kernels of cera 0.5.5.
     Cera,
+    /// The library's CPU twin, on one core.
+    Twin,
 }
 
 impl Baseline {
     /// Every one that this program could have.
-    pub const ALL: [Self; 1] = [Self::Cera];
+    pub const ALL: [Self; 3] = [Self::FlashF16, Self::Cera, Self::Twin];
 
     /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::FlashF16 => "flash_f16",
             Self::Cera => "cera",
+            Self::Twin => "twin",
         }
     }
 
@@ -101,10 +107,17 @@ impl Baseline {
         Self::ALL.into_iter().find(|b| b.name() == name)
     }
 
+    /// True if its cache is filled by its own encoding, which takes time.
+    const fn encodes(self) -> bool {
+        matches!(self, Self::Cera)
+    }
+
     /// How it is set up; `None` if it is not built in.
     #[must_use]
     pub fn setup(self) -> Option<Setup> {
         match self {
+            Self::FlashF16 => Some(crate::flash::setup),
+            Self::Twin => Some(crate::twin::setup),
             #[cfg(feature = "cera")]
             Self::Cera => Some(crate::cera::setup),
             #[cfg(not(feature = "cera"))]
@@ -160,6 +173,14 @@ impl Plan {
         }
         jobs
     }
+}
+
+/// What a job is given to.
+#[derive(Clone, Copy)]
+struct Implementation {
+    name: &'static str,
+    setup: Setup,
+    encodes: bool,
 }
 
 /// When a run has to end.
@@ -253,6 +274,11 @@ impl Bench {
             start: Instant::now(),
             budget,
         });
+        let ours = Implementation {
+            name: OURS,
+            setup: ours::setup,
+            encodes: true,
+        };
         for job in plan.jobs() {
             let mut skip = |implementation, reason, tell: &mut dyn FnMut(Event<'_>)| {
                 let skipped = Skipped {
@@ -266,7 +292,7 @@ impl Bench {
                 left_out.push(skipped);
             };
             tell(Event::Begun(OURS, &job));
-            let measured = match self.measure(OURS, ours::setup, &job, plan.repeats, deadline)? {
+            let measured = match self.measure(&ours, &job, plan.repeats, deadline)? {
                 Ok(measured) => measured,
                 Err(reason) => {
                     skip(OURS, reason, &mut tell);
@@ -281,7 +307,12 @@ impl Bench {
                     continue;
                 };
                 tell(Event::Begun(name, &job));
-                match self.measure(name, setup, &job, plan.repeats, deadline) {
+                let implementation = Implementation {
+                    name,
+                    setup,
+                    encodes: baseline.encodes(),
+                };
+                match self.measure(&implementation, &job, plan.repeats, deadline) {
                     Ok(Ok(measured)) => row.baselines.push(BaselineRow {
                         name,
                         measured,
@@ -322,8 +353,7 @@ impl Bench {
     /// Times one implementation of a job, or says why it is not worth the wait.
     fn measure(
         &mut self,
-        name: &'static str,
-        setup: Setup,
+        implementation: &Implementation,
         job: &Job,
         repeats: usize,
         deadline: Option<Deadline>,
@@ -335,6 +365,11 @@ impl Bench {
         if let Err(reason) = left(Duration::ZERO) {
             return Ok(Err(reason));
         }
+        let Implementation {
+            name,
+            setup,
+            encodes,
+        } = *implementation;
         let turns = self.scale.turns(job, job.bytes()?);
         let once = self.expect_once(name, setup, job)?;
         let (warm_ups, least) = match once > SLOW_NS {
@@ -343,7 +378,7 @@ impl Bench {
         };
         let runs = f64::from(warm_ups) + least as f64;
         let mut expected = runs * once;
-        if job.kernel.attends() {
+        if job.kernel.attends() && encodes {
             let fill = Job {
                 kernel: Kernel::Encode,
                 rows: job.shape.seq_len,
