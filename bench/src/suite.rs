@@ -11,7 +11,7 @@ use crate::report::{BaselineRow, Copy, Measured, Row, Skipped};
 use crate::shape::Shape;
 use crate::stats::Summary;
 use crate::workload::Setup;
-use crate::{Error, copy, ours};
+use crate::{Error, copy, growth, ours};
 
 /// A job is skipped if it is expected to take longer, warm-up and setting up counted.
 pub const TIME_LIMIT: Duration = Duration::from_secs(30);
@@ -326,6 +326,24 @@ impl Bench {
             rows.push(row);
         }
         Ok((rows, left_out))
+    }
+
+    /// Measures how time and memory grow, and tells of each series as it ends.
+    ///
+    /// # Errors
+    /// The library fails.
+    pub fn growth(
+        &self,
+        repeats: usize,
+        budget: Option<Duration>,
+        tell: impl FnMut(&growth::Series),
+    ) -> Result<Vec<growth::Series>, Error> {
+        let plan = growth::Plan {
+            repeats,
+            scale: self.scale,
+            budget,
+        };
+        growth::measure(&self.gpu, &self.clock, plan, tell)
     }
 
     fn row(&self, job: &Job, measured: Measured) -> Result<Row, Error> {

@@ -1,13 +1,16 @@
 //! `tqcheck bench`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde::Serialize;
 use tqbench::clock::STAMP_FEATURES;
+use tqbench::growth::{Axis, Series};
 use tqbench::job::Kernel;
+use tqbench::plot;
 use tqbench::report::{Report, Row, Skipped, Versions};
 use tqbench::shape;
 use tqbench::suite::{Baseline, Bench, Event, Plan, Scale};
@@ -34,6 +37,10 @@ pub struct Args {
     /// Write everything that was found to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Measure instead how time and memory grow with sequence, rows, heads and layers, and write drawings, CSV and
+    /// JSON to this directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["shape", "kernel", "json", "baselines"])]
+    pub growth: Option<PathBuf>,
     /// Compare with these, separated by commas, or with `none`; by default with what is built in
     #[arg(long, value_name = "LIST")]
     pub baselines: Option<String>,
@@ -69,6 +76,10 @@ pub fn run(args: &Args) -> Result<End> {
     });
     let json = json.transpose()?;
 
+    if let Some(dir) = &args.growth {
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+    }
+
     let opened = || open(adapter);
     let (first_result_ns, gpu) = match tqbench::first_result(opened) {
         Ok(found) => found,
@@ -100,6 +111,18 @@ pub fn run(args: &Args) -> Result<End> {
     println!("times by the {} clock", bench.clock().source());
     if let Some(note) = bench.clock().distrust() {
         println!("not by the device's: {note}");
+    }
+    if let Some(dir) = &args.growth {
+        let series = bench.growth(plan.repeats, plan.budget, tell_growth)?;
+        let growth = Growth {
+            adapter: adapter.label(),
+            driver: driver(adapter),
+            git_revision: super::git_revision(),
+            date: jiff::Timestamp::now().to_string(),
+            series,
+        };
+        write_growth(dir, &growth)?;
+        return Ok(End::Holds);
     }
     let (rows, skipped) = bench.run(&plan, tell)?;
     println!("{}", listed(&rows));
@@ -229,6 +252,91 @@ fn tell(event: Event<'_>) {
             skipped.reason
         ),
     }
+}
+
+/// What `growth.json` holds.
+#[derive(Serialize)]
+struct Growth {
+    adapter: String,
+    driver: String,
+    git_revision: Option<String>,
+    date: String,
+    series: Vec<Series>,
+}
+
+fn tell_growth(series: &Series) {
+    println!("{} ({})", series.name(), series.fixed);
+    let mut table = table(["size", "median", "min", "cache", "allocated"]);
+    for point in &series.points {
+        let bytes = |n: u64| format!("{:.2} MB", n as f64 / 1e6);
+        table.add_row([
+            point.x.to_string(),
+            time(point.time.median_ns),
+            time(point.time.min_ns),
+            bytes(point.cache_bytes),
+            point.allocated_bytes.map_or_else(|| "–".to_owned(), bytes),
+        ]);
+    }
+    println!("{table}");
+    for bend in &series.bends {
+        println!(
+            "bend at {}: from {} to the power {:.2} to {:.2}",
+            bend.x, series.axis, bend.before, bend.after
+        );
+    }
+    if let Some(why) = &series.ended {
+        println!("left out: {why}");
+    }
+}
+
+/// A line of `growth.csv`.
+#[derive(Serialize)]
+struct Line {
+    kernel: Kernel,
+    axis: Axis,
+    size: u32,
+    median_ns: f64,
+    min_ns: f64,
+    clock: String,
+    cache_bytes: u64,
+    allocated_bytes: Option<u64>,
+}
+
+fn write_growth(dir: &Path, growth: &Growth) -> Result<()> {
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.join(name);
+        fs::write(&path, bytes).with_context(|| format!("writing {}", path.display()))
+    };
+    write("growth.json", &serde_json::to_vec_pretty(growth)?)?;
+    let mut csv = csv::Writer::from_writer(Vec::new());
+    for series in &growth.series {
+        for point in &series.points {
+            csv.serialize(Line {
+                kernel: series.kernel,
+                axis: series.axis,
+                size: point.x,
+                median_ns: point.time.median_ns,
+                min_ns: point.time.min_ns,
+                clock: point.timing.to_string(),
+                cache_bytes: point.cache_bytes,
+                allocated_bytes: point.allocated_bytes,
+            })?;
+        }
+    }
+    write("growth.csv", &csv.into_inner()?)?;
+    for axis in [Axis::Sequence, Axis::Rows, Axis::Heads, Axis::Layers] {
+        let drawings = [
+            ("time", plot::time(&growth.series, axis)?),
+            ("memory", plot::memory(&growth.series, axis)?),
+        ];
+        for (what, drawing) in drawings {
+            if let Some(svg) = drawing {
+                write(&format!("{what}-{axis}.svg"), svg.as_bytes())?;
+            }
+        }
+    }
+    println!("written to {}", dir.display());
+    Ok(())
 }
 
 fn listed(rows: &[Row]) -> comfy_table::Table {
