@@ -11,7 +11,7 @@ use turboquant_wgpu::Gpu;
 use crate::clock::run;
 use crate::job::{Job, Kernel};
 use crate::ours::FILL_ROWS;
-use crate::workload::Workload;
+use crate::workload::{Record, Workload};
 use crate::{Error, data};
 
 struct Cera {
@@ -24,7 +24,7 @@ struct Cera {
     output: wgpu::Buffer,
 }
 
-pub(crate) fn setup(gpu: &Gpu, job: &Job, turns: u32) -> Result<Box<dyn Workload>, Error> {
+pub(crate) fn setup(gpu: &Gpu, job: &Job, turns: u32) -> Result<Workload, Error> {
     let shape = job.shape;
     let d = shape.head_dim.get();
     if !head_dim_supported(d) {
@@ -44,7 +44,7 @@ pub(crate) fn setup(gpu: &Gpu, job: &Job, turns: u32) -> Result<Box<dyn Workload
     if let Some(error) = pollster::block_on(scope.pop()) {
         return Err(refused(error.to_string()));
     }
-    Ok(Box::new(built?))
+    Ok(Workload::Device(Box::new(built?)))
 }
 
 fn build(
@@ -174,7 +174,7 @@ fn config(job: &Job, layers: usize) -> ModelConfig {
     }
 }
 
-impl Workload for Cera {
+impl Record for Cera {
     fn record(&mut self, encoder: &mut wgpu::CommandEncoder, turn: u32) -> Result<(), Error> {
         let layer = (turn % self.turns) as usize;
         let rows = self.job.rows as usize;

@@ -47,6 +47,15 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Which clock is the better one.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        match self.device_ns {
+            Some(_) => Source::DeviceTimestamps,
+            None => Source::HostClock,
+        }
+    }
+
     /// By the better clock.
     #[must_use]
     pub fn ns(&self) -> f64 {
@@ -153,6 +162,20 @@ impl Clock {
             None => None,
         };
         Ok(Sample { device_ns, host_ns })
+    }
+
+    /// Runs what the host does alone while the device rests, and times it.
+    ///
+    /// # Errors
+    /// What `work` returns; a hang, a lost device.
+    pub fn time_host(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<Sample, Error> {
+        self.gpu.poll_wait(WAIT_LIMIT)?;
+        let start = Instant::now();
+        work()?;
+        Ok(Sample {
+            device_ns: None,
+            host_ns: start.elapsed().as_secs_f64() * 1e9,
+        })
     }
 
     /// Nanoseconds between the two stamps.

@@ -1,5 +1,7 @@
 //! Source buffers of random normal numbers.
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
 use rand_xoshiro::Xoshiro256StarStar;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use turboquant_wgpu::Gpu;
@@ -24,20 +26,42 @@ pub(crate) fn normal(n: usize, seed: u64) -> Vec<f32> {
 
 /// A storage buffer of normal deviates, `floats` long.
 pub(crate) fn source(gpu: &Gpu, floats: u64, seed: u64) -> wgpu::Buffer {
-    let device = gpu.device();
     let drawn = normal((floats as usize).min(DRAWN), seed);
-    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+    repeated(gpu, 4 * floats, bytemuck::cast_slice(&drawn))
+}
+
+/// A storage buffer of normal deviates in f16, `halves` long.
+pub(crate) fn source_f16(gpu: &Gpu, halves: u64, seed: u64) -> wgpu::Buffer {
+    let drawn: Vec<f16> = normal((halves as usize).min(DRAWN), seed)
+        .into_iter()
+        .map(f16::from_f32)
+        .collect();
+    repeated(
+        gpu,
+        2 * halves,
+        bytemuck::cast_slice(drawn.reinterpret_cast()),
+    )
+}
+
+/// A storage buffer of these bytes.
+#[cfg(test)]
+pub(crate) fn upload(gpu: &Gpu, bytes: &[u8]) -> wgpu::Buffer {
+    repeated(gpu, bytes.len() as u64, bytes)
+}
+
+/// A storage buffer of `size` bytes, which repeats those that are given.
+fn repeated(gpu: &Gpu, size: u64, bytes: &[u8]) -> wgpu::Buffer {
+    let buffer = gpu.device().create_buffer(&wgpu::BufferDescriptor {
         label: Some("source"),
-        size: 4 * floats,
+        size,
         usage: wgpu::BufferUsages::STORAGE
             | wgpu::BufferUsages::COPY_DST
             | wgpu::BufferUsages::COPY_SRC,
         mapped_at_creation: false,
     });
-    for start in (0..floats).step_by(DRAWN) {
-        let n = (floats - start).min(DRAWN as u64) as usize;
-        gpu.queue()
-            .write_buffer(&buffer, 4 * start, bytemuck::cast_slice(&drawn[..n]));
+    for start in (0..size).step_by(bytes.len().max(1)) {
+        let n = (size - start).min(bytes.len() as u64) as usize;
+        gpu.queue().write_buffer(&buffer, start, &bytes[..n]);
     }
     buffer
 }

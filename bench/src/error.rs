@@ -26,6 +26,9 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A drawing could not be made.
+    #[error("the drawing could not be made: {0}")]
+    Drawing(String),
     /// The implementation cannot do this job.
     #[error("{0}")]
     Unsupported(String),

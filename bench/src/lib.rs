@@ -14,12 +14,16 @@ pub mod costs;
 mod data;
 mod error;
 mod first_result;
+mod flash;
+pub mod growth;
 pub mod job;
 mod ours;
+pub mod plot;
 pub mod report;
 pub mod shape;
 pub mod stats;
 pub mod suite;
+mod twin;
 pub mod workload;
 
 pub use error::Error;

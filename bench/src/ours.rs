@@ -4,13 +4,13 @@ use turboquant_wgpu::{Attend, Cache, CacheConfig, Gain, Gpu, KvSplit, Queries};
 
 use crate::clock::run;
 use crate::job::{Job, Kernel};
-use crate::workload::Workload;
+use crate::workload::{Record, Workload};
 use crate::{Error, data};
 
 /// Rows of random data that a cache is filled from, again and again.
 pub(crate) const FILL_ROWS: u32 = 4096;
 
-struct Ours {
+pub(crate) struct Ours {
     job: Job,
     cache: Cache,
     /// One for each turn: a layer's queries are rotated for that layer.
@@ -20,53 +20,71 @@ struct Ours {
     output: wgpu::Buffer,
 }
 
-pub(crate) fn setup(gpu: &Gpu, job: &Job, turns: u32) -> Result<Box<dyn Workload>, Error> {
-    let shape = job.shape;
-    let d = shape.head_dim.get_u32();
-    let config = CacheConfig {
-        head_dim: shape.head_dim,
-        n_kv_heads: vec![shape.n_kv_heads; turns as usize],
-        capacity: job.capacity(),
-        seed: 7,
-    };
-    let mut cache = pollster::block_on(Cache::new(gpu, config))?;
-    let kv_row = u64::from(shape.n_kv_heads) * u64::from(d);
-    let q_floats = u64::from(job.rows) * u64::from(shape.n_heads) * u64::from(d);
-    let mut queries = Vec::new();
-    let mut sources = Vec::new();
-    match job.kernel {
-        Kernel::Encode => {
-            let floats = u64::from(job.rows) * kv_row;
-            for turn in 0..u64::from(turns) {
-                let seed = 2 * turn;
-                sources.push([seed, seed + 1].map(|seed| data::source(gpu, floats, seed)));
-            }
-        }
-        Kernel::Rotate | Kernel::Decode | Kernel::Prefill => {
-            for turn in 0..turns {
-                let source = data::source(gpu, q_floats, u64::from(turn));
-                let mut rotated = Queries::new(gpu, shape.head_dim, shape.n_heads, job.rows)?;
-                if job.kernel.attends() {
-                    let mut encoder = gpu.device().create_command_encoder(&Default::default());
-                    cache.rotate(&mut encoder, turn, (&source).into(), job.rows, &mut rotated)?;
-                    run(gpu, encoder)?;
-                } else {
-                    sources.push([source.clone(), source]);
+pub(crate) fn setup(gpu: &Gpu, job: &Job, turns: u32) -> Result<Workload, Error> {
+    Ok(Workload::Device(Box::new(Ours::new(gpu, job, turns)?)))
+}
+
+impl Ours {
+    /// With a layer for each turn.
+    pub(crate) fn new(gpu: &Gpu, job: &Job, turns: u32) -> Result<Self, Error> {
+        let shape = job.shape;
+        let d = shape.head_dim.get_u32();
+        let config = CacheConfig {
+            head_dim: shape.head_dim,
+            n_kv_heads: vec![shape.n_kv_heads; turns as usize],
+            capacity: job.capacity(),
+            seed: 7,
+        };
+        let mut cache = pollster::block_on(Cache::new(gpu, config))?;
+        let kv_row = u64::from(shape.n_kv_heads) * u64::from(d);
+        let q_floats = u64::from(job.rows) * u64::from(shape.n_heads) * u64::from(d);
+        let mut queries = Vec::new();
+        let mut sources = Vec::new();
+        match job.kernel {
+            Kernel::Encode => {
+                let floats = u64::from(job.rows) * kv_row;
+                for turn in 0..u64::from(turns) {
+                    let seed = 2 * turn;
+                    sources.push([seed, seed + 1].map(|seed| data::source(gpu, floats, seed)));
                 }
-                queries.push(rotated);
+            }
+            Kernel::Rotate | Kernel::Decode | Kernel::Prefill => {
+                for turn in 0..turns {
+                    let source = data::source(gpu, q_floats, u64::from(turn));
+                    let mut rotated = Queries::new(gpu, shape.head_dim, shape.n_heads, job.rows)?;
+                    if job.kernel.attends() {
+                        let mut encoder = gpu.device().create_command_encoder(&Default::default());
+                        cache.rotate(
+                            &mut encoder,
+                            turn,
+                            (&source).into(),
+                            job.rows,
+                            &mut rotated,
+                        )?;
+                        run(gpu, encoder)?;
+                    } else {
+                        sources.push([source.clone(), source]);
+                    }
+                    queries.push(rotated);
+                }
             }
         }
+        if job.kernel.attends() {
+            fill(gpu, &mut cache, kv_row)?;
+        }
+        Ok(Self {
+            job: *job,
+            cache,
+            queries,
+            sources,
+            output: data::output(gpu, q_floats),
+        })
     }
-    if job.kernel.attends() {
-        fill(gpu, &mut cache, kv_row)?;
+
+    /// Bytes of the cache's buffers.
+    pub(crate) fn cache_bytes(&self) -> u64 {
+        self.cache.device_bytes()
     }
-    Ok(Box::new(Ours {
-        job: *job,
-        cache,
-        queries,
-        sources,
-        output: data::output(gpu, q_floats),
-    }))
 }
 
 /// Fills every layer to its capacity.
@@ -93,7 +111,7 @@ fn fill(gpu: &Gpu, cache: &mut Cache, kv_row: u64) -> Result<(), Error> {
     Ok(())
 }
 
-impl Workload for Ours {
+impl Record for Ours {
     fn record(&mut self, encoder: &mut wgpu::CommandEncoder, turn: u32) -> Result<(), Error> {
         let rows = self.job.rows;
         let turns = self.cache.config().n_kv_heads.len() as u32;

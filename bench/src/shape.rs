@@ -23,17 +23,19 @@ pub struct Shape {
 /// Query heads and KV heads: grouped, one to one, and a number of heads that is no power of two.
 const HEADS: [(u32, u32); 3] = [(32, 8), (32, 32), (9, 3)];
 const HEAD_DIMS: [HeadDim; 3] = [HeadDim::D128, HeadDim::D64, HeadDim::D256];
-const SEQ_LENS: [u32; 4] = [1 << 10, 1 << 12, 1 << 15, 1 << 17];
+/// Powers of two, 1,024 to 131,072.
+const SEQ_LENS: std::ops::RangeInclusive<u32> = 10..=17;
 
-/// Every shape of the grid. The sequence grows last, so that short runs tell what long ones will cost.
+/// Every shape of the grid. All heads come before the sequence grows, so that short runs tell what long ones will
+/// cost, and a budget that ends has been spent on every kind of shape.
 pub fn grid() -> impl Iterator<Item = Shape> {
-    HEADS.into_iter().flat_map(|(n_heads, n_kv_heads)| {
-        HEAD_DIMS.into_iter().flat_map(move |head_dim| {
-            SEQ_LENS.into_iter().map(move |seq_len| Shape {
+    SEQ_LENS.flat_map(|log2| {
+        HEADS.into_iter().flat_map(move |(n_heads, n_kv_heads)| {
+            HEAD_DIMS.into_iter().map(move |head_dim| Shape {
                 n_heads,
                 n_kv_heads,
                 head_dim,
-                seq_len,
+                seq_len: 1 << log2,
             })
         })
     })
@@ -127,7 +129,8 @@ mod tests {
 
     #[test]
     fn every_name_is_read_back() {
-        assert_eq!(grid().count(), 36);
+        assert_eq!(grid().count(), 72);
+        assert!(grid().is_sorted_by_key(|shape| shape.seq_len));
         for shape in grid() {
             let name = shape.to_string();
             assert_eq!(name.parse::<Shape>().expect("a name of the grid"), shape);
@@ -137,8 +140,8 @@ mod tests {
 
     #[test]
     fn a_prefix_selects_whole_parts() {
-        assert_eq!(select("32x8").expect("heads").len(), 12);
-        assert_eq!(select("32x8-d128").expect("heads and head_dim").len(), 4);
+        assert_eq!(select("32x8").expect("heads").len(), 24);
+        assert_eq!(select("32x8-d128").expect("heads and head_dim").len(), 8);
         // No shape is meant by half a number.
         assert!(select("32x8-d12").is_err());
         let own = select("4x2-d32-s100").expect("a shape outside the grid");

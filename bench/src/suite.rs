@@ -10,15 +10,17 @@ use crate::job::{Job, Kernel};
 use crate::report::{BaselineRow, Copy, Measured, Row, Skipped};
 use crate::shape::Shape;
 use crate::stats::Summary;
-use crate::workload::{Setup, Workload};
-use crate::{Error, copy, ours};
+use crate::workload::Setup;
+use crate::{Error, copy, growth, ours};
 
 /// A job is skipped if it is expected to take longer, warm-up and setting up counted.
-const TIME_LIMIT: Duration = Duration::from_secs(20);
+pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// No job is timed for longer, once it has been timed often enough for a median.
 const ENOUGH: Duration = Duration::from_secs(3);
 const LEAST_REPEATS: usize = 3;
 const WARM_UPS: u32 = 2;
+/// What takes longer than this is timed once: what a first time costs beside is small then.
+const SLOW_NS: f64 = 2e9;
 
 /// The library's name among implementations.
 pub const OURS: &str = "turboquant-wgpu";
@@ -77,19 +79,25 @@ impl Scale {
 /// Another implementation that the library's is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
+    /// Flash decoding over an uncompressed cache in f16, by a kernel of ours.
+    FlashF16,
     /// The kernels of cera 0.5.5.
     Cera,
+    /// The library's CPU twin, on one core.
+    Twin,
 }
 
 impl Baseline {
     /// Every one that this program could have.
-    pub const ALL: [Self; 1] = [Self::Cera];
+    pub const ALL: [Self; 3] = [Self::FlashF16, Self::Cera, Self::Twin];
 
     /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::FlashF16 => "flash_f16",
             Self::Cera => "cera",
+            Self::Twin => "twin",
         }
     }
 
@@ -99,10 +107,17 @@ impl Baseline {
         Self::ALL.into_iter().find(|b| b.name() == name)
     }
 
+    /// True if its cache is filled by its own encoding, which takes time.
+    const fn encodes(self) -> bool {
+        matches!(self, Self::Cera)
+    }
+
     /// How it is set up; `None` if it is not built in.
     #[must_use]
     pub fn setup(self) -> Option<Setup> {
         match self {
+            Self::FlashF16 => Some(crate::flash::setup),
+            Self::Twin => Some(crate::twin::setup),
             #[cfg(feature = "cera")]
             Self::Cera => Some(crate::cera::setup),
             #[cfg(not(feature = "cera"))]
@@ -124,6 +139,8 @@ pub struct Plan {
     pub repeats: usize,
     /// On such a device.
     pub scale: Scale,
+    /// All together in no more than this; what would take longer is left out.
+    pub budget: Option<Duration>,
 }
 
 impl Plan {
@@ -155,6 +172,42 @@ impl Plan {
             }
         }
         jobs
+    }
+}
+
+/// What a job is given to.
+#[derive(Clone, Copy)]
+struct Implementation {
+    name: &'static str,
+    setup: Setup,
+    encodes: bool,
+}
+
+/// When a run has to end.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    start: Instant,
+    budget: Duration,
+}
+
+impl Deadline {
+    /// Why something that takes so long is not begun any more, if so.
+    fn left(self, expected: Duration) -> Result<(), String> {
+        let left = self.budget.saturating_sub(self.start.elapsed());
+        if left.is_zero() {
+            return Err(format!(
+                "the budget of {:.1} min is spent",
+                self.budget.as_secs_f64() / 60.0
+            ));
+        }
+        if expected > left {
+            return Err(format!(
+                "it would take about {:.0} s: {:.0} s are left of the budget",
+                expected.as_secs_f64(),
+                left.as_secs_f64()
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -217,6 +270,15 @@ impl Bench {
         mut tell: impl FnMut(Event<'_>),
     ) -> Result<(Vec<Row>, Vec<Skipped>), Error> {
         let (mut rows, mut left_out) = (Vec::new(), Vec::new());
+        let deadline = plan.budget.map(|budget| Deadline {
+            start: Instant::now(),
+            budget,
+        });
+        let ours = Implementation {
+            name: OURS,
+            setup: ours::setup,
+            encodes: true,
+        };
         for job in plan.jobs() {
             let mut skip = |implementation, reason, tell: &mut dyn FnMut(Event<'_>)| {
                 let skipped = Skipped {
@@ -230,7 +292,7 @@ impl Bench {
                 left_out.push(skipped);
             };
             tell(Event::Begun(OURS, &job));
-            let measured = match self.measure(OURS, ours::setup, &job, plan.repeats)? {
+            let measured = match self.measure(&ours, &job, plan.repeats, deadline)? {
                 Ok(measured) => measured,
                 Err(reason) => {
                     skip(OURS, reason, &mut tell);
@@ -245,7 +307,12 @@ impl Bench {
                     continue;
                 };
                 tell(Event::Begun(name, &job));
-                match self.measure(name, setup, &job, plan.repeats) {
+                let implementation = Implementation {
+                    name,
+                    setup,
+                    encodes: baseline.encodes(),
+                };
+                match self.measure(&implementation, &job, plan.repeats, deadline) {
                     Ok(Ok(measured)) => row.baselines.push(BaselineRow {
                         name,
                         measured,
@@ -259,6 +326,24 @@ impl Bench {
             rows.push(row);
         }
         Ok((rows, left_out))
+    }
+
+    /// Measures how time and memory grow, and tells of each series as it ends.
+    ///
+    /// # Errors
+    /// The library fails.
+    pub fn growth(
+        &self,
+        repeats: usize,
+        budget: Option<Duration>,
+        tell: impl FnMut(&growth::Series),
+    ) -> Result<Vec<growth::Series>, Error> {
+        let plan = growth::Plan {
+            repeats,
+            scale: self.scale,
+            budget,
+        };
+        growth::measure(&self.gpu, &self.clock, plan, tell)
     }
 
     fn row(&self, job: &Job, measured: Measured) -> Result<Row, Error> {
@@ -286,13 +371,40 @@ impl Bench {
     /// Times one implementation of a job, or says why it is not worth the wait.
     fn measure(
         &mut self,
-        name: &'static str,
-        setup: Setup,
+        implementation: &Implementation,
         job: &Job,
         repeats: usize,
+        deadline: Option<Deadline>,
     ) -> Result<Result<Measured, String>, Error> {
+        let left = |expected: Duration| match deadline {
+            Some(deadline) => deadline.left(expected),
+            None => Ok(()),
+        };
+        if let Err(reason) = left(Duration::ZERO) {
+            return Ok(Err(reason));
+        }
+        let Implementation {
+            name,
+            setup,
+            encodes,
+        } = *implementation;
         let turns = self.scale.turns(job, job.bytes()?);
-        let expected = self.expect(name, setup, job, turns)?;
+        let once = self.expect_once(name, setup, job)?;
+        let (warm_ups, least) = match once > SLOW_NS {
+            true => (0, 1),
+            false => (WARM_UPS, LEAST_REPEATS),
+        };
+        let runs = f64::from(warm_ups) + least as f64;
+        let mut expected = runs * once;
+        if job.kernel.attends() && encodes {
+            let fill = Job {
+                kernel: Kernel::Encode,
+                rows: job.shape.seq_len,
+                ..*job
+            };
+            expected += f64::from(turns) * self.expect_once(name, setup, &fill)?;
+        }
+        let expected = Duration::from_secs_f64(expected / 1e9);
         if expected > TIME_LIMIT {
             return Ok(Err(format!(
                 "it would take about {:.0} s: more than {} s",
@@ -300,17 +412,22 @@ impl Bench {
                 TIME_LIMIT.as_secs()
             )));
         }
+        if let Err(reason) = left(expected) {
+            return Ok(Err(reason));
+        }
         let mut workload = setup(&self.gpu, job, turns)?;
         let (mut ns, mut host_ns) = (Vec::new(), Vec::new());
-        for turn in 0..WARM_UPS {
-            self.time(workload.as_mut(), turn)?;
+        let mut timing = self.clock.source();
+        for turn in 0..warm_ups {
+            workload.time(&self.clock, turn)?;
         }
         let start = Instant::now();
-        for turn in WARM_UPS.. {
-            let sample = self.time(workload.as_mut(), turn)?;
+        for turn in warm_ups.. {
+            let sample = workload.time(&self.clock, turn)?;
+            timing = sample.source();
             ns.push(sample.ns());
             host_ns.push(sample.host_ns);
-            if ns.len() >= repeats || (ns.len() >= LEAST_REPEATS && start.elapsed() > ENOUGH) {
+            if ns.len() >= repeats || (ns.len() >= least && start.elapsed() > ENOUGH) {
                 break;
             }
         }
@@ -319,36 +436,11 @@ impl Bench {
         let time = summary(ns)?;
         self.costs.note(name, job, time.median_ns);
         Ok(Ok(Measured {
-            timing: self.clock.source(),
+            timing,
             time,
             host: summary(host_ns)?,
             turns,
         }))
-    }
-
-    fn time(&self, workload: &mut dyn Workload, turn: u32) -> Result<crate::clock::Sample, Error> {
-        self.clock.time(|encoder| workload.record(encoder, turn))
-    }
-
-    /// What setting up and timing a job will take at least.
-    fn expect(
-        &mut self,
-        name: &'static str,
-        setup: Setup,
-        job: &Job,
-        turns: u32,
-    ) -> Result<Duration, Error> {
-        let runs = f64::from(WARM_UPS) + LEAST_REPEATS as f64;
-        let mut ns = runs * self.expect_once(name, setup, job)?;
-        if job.kernel.attends() {
-            let fill = Job {
-                kernel: Kernel::Encode,
-                rows: job.shape.seq_len,
-                ..*job
-            };
-            ns += f64::from(turns) * self.expect_once(name, setup, &fill)?;
-        }
-        Ok(Duration::from_secs_f64(ns / 1e9))
     }
 
     /// What doing a job once will take: from what is known, or from trying a small one.
@@ -359,8 +451,8 @@ impl Bench {
         let small = job.small();
         let mut workload = setup(&self.gpu, &small, 1)?;
         // The first time pays for what is done lazily.
-        self.time(workload.as_mut(), 0)?;
-        let sample = self.time(workload.as_mut(), 0)?;
+        workload.time(&self.clock, 0)?;
+        let sample = workload.time(&self.clock, 0)?;
         self.costs.note(name, &small, sample.host_ns);
         Ok(self.costs.estimate_ns(name, job).unwrap_or_default())
     }
@@ -379,16 +471,30 @@ mod tests {
             baselines: Vec::new(),
             repeats: 1,
             scale: Scale::Cpu,
+            budget: None,
         };
         let jobs = plan.jobs();
         let count = |kernel| jobs.iter().filter(|j| j.kernel == kernel).count();
-        assert_eq!(Kernel::ALL.map(count), [1, 1, 4, 4]);
+        assert_eq!(Kernel::ALL.map(count), [1, 1, 8, 8]);
         let gpu = Plan {
             scale: Scale::Gpu,
             ..plan
         };
         let rows: Vec<u32> = gpu.jobs().iter().map(|j| j.rows).collect();
         assert!(rows.contains(&8192) && rows.contains(&512) && rows.contains(&1));
+    }
+
+    #[test]
+    fn nothing_is_begun_that_does_not_fit_the_budget() {
+        let deadline = |seconds| Deadline {
+            start: Instant::now(),
+            budget: Duration::from_secs(seconds),
+        };
+        let left = |seconds| deadline(600).left(Duration::from_secs(seconds));
+        assert_eq!(left(500), Ok(()));
+        assert!(left(601).is_err_and(|why| why.contains("600 s are left")));
+        let spent = deadline(0).left(Duration::ZERO);
+        assert!(spent.is_err_and(|why| why.contains("spent")));
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! `tqcheck bench`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde::Serialize;
 use tqbench::clock::STAMP_FEATURES;
+use tqbench::growth::{Axis, Series};
 use tqbench::job::Kernel;
-use tqbench::report::{Report, Row, Versions};
+use tqbench::plot;
+use tqbench::report::{Report, Row, Skipped, Versions};
 use tqbench::shape;
 use tqbench::suite::{Baseline, Bench, Event, Plan, Scale};
 use turboquant_wgpu::{Gpu, GpuOptions};
@@ -33,12 +37,19 @@ pub struct Args {
     /// Write everything that was found to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Measure instead how time and memory grow with sequence, rows, heads and layers, and write drawings, CSV and
+    /// JSON to this directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["shape", "kernel", "json", "baselines"])]
+    pub growth: Option<PathBuf>,
     /// Compare with these, separated by commas, or with `none`; by default with what is built in
     #[arg(long, value_name = "LIST")]
     pub baselines: Option<String>,
     /// Time each job so often; fewer of those that take long
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub repeats: u32,
+    /// Measure for no longer; what does not fit is left out and listed
+    #[arg(long, value_name = "M", value_parser = super::minutes)]
+    pub minutes: Option<Duration>,
 }
 
 /// Runs the command.
@@ -65,6 +76,10 @@ pub fn run(args: &Args) -> Result<End> {
     });
     let json = json.transpose()?;
 
+    if let Some(dir) = &args.growth {
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+    }
+
     let opened = || open(adapter);
     let (first_result_ns, gpu) = match tqbench::first_result(opened) {
         Ok(found) => found,
@@ -81,6 +96,7 @@ pub fn run(args: &Args) -> Result<End> {
         baselines,
         repeats: args.repeats as usize,
         scale,
+        budget: args.minutes,
     };
     let mut bench = Bench::new(&gpu, scale, plan.repeats)?;
     println!("{}: {}", adapter.label(), driver(adapter));
@@ -96,8 +112,23 @@ pub fn run(args: &Args) -> Result<End> {
     if let Some(note) = bench.clock().distrust() {
         println!("not by the device's: {note}");
     }
+    if let Some(dir) = &args.growth {
+        let series = bench.growth(plan.repeats, plan.budget, tell_growth)?;
+        let growth = Growth {
+            adapter: adapter.label(),
+            driver: driver(adapter),
+            git_revision: super::git_revision(),
+            date: jiff::Timestamp::now().to_string(),
+            series,
+        };
+        write_growth(dir, &growth)?;
+        return Ok(End::Holds);
+    }
     let (rows, skipped) = bench.run(&plan, tell)?;
     println!("{}", listed(&rows));
+    if !skipped.is_empty() {
+        println!("left out:\n{}", left_out(&skipped));
+    }
     let report = Report {
         adapter: adapter.info.name.clone(),
         backend: adapter.info.backend.to_string(),
@@ -109,7 +140,7 @@ pub fn run(args: &Args) -> Result<End> {
             wgpu: "30",
             cera: Baseline::Cera.setup().map(|_| "0.5.5"),
         },
-        git_revision: None,
+        git_revision: super::git_revision(),
         date: jiff::Timestamp::now().to_string(),
         timing: bench.clock().source(),
         timing_note: bench.clock().distrust().map(str::to_owned),
@@ -223,6 +254,91 @@ fn tell(event: Event<'_>) {
     }
 }
 
+/// What `growth.json` holds.
+#[derive(Serialize)]
+struct Growth {
+    adapter: String,
+    driver: String,
+    git_revision: Option<String>,
+    date: String,
+    series: Vec<Series>,
+}
+
+fn tell_growth(series: &Series) {
+    println!("{} ({})", series.name(), series.fixed);
+    let mut table = table(["size", "median", "min", "cache", "allocated"]);
+    for point in &series.points {
+        let bytes = |n: u64| format!("{:.2} MB", n as f64 / 1e6);
+        table.add_row([
+            point.x.to_string(),
+            time(point.time.median_ns),
+            time(point.time.min_ns),
+            bytes(point.cache_bytes),
+            point.allocated_bytes.map_or_else(|| "–".to_owned(), bytes),
+        ]);
+    }
+    println!("{table}");
+    for bend in &series.bends {
+        println!(
+            "bend at {}: from {} to the power {:.2} to {:.2}",
+            bend.x, series.axis, bend.before, bend.after
+        );
+    }
+    if let Some(why) = &series.ended {
+        println!("left out: {why}");
+    }
+}
+
+/// A line of `growth.csv`.
+#[derive(Serialize)]
+struct Line {
+    kernel: Kernel,
+    axis: Axis,
+    size: u32,
+    median_ns: f64,
+    min_ns: f64,
+    clock: String,
+    cache_bytes: u64,
+    allocated_bytes: Option<u64>,
+}
+
+fn write_growth(dir: &Path, growth: &Growth) -> Result<()> {
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.join(name);
+        fs::write(&path, bytes).with_context(|| format!("writing {}", path.display()))
+    };
+    write("growth.json", &serde_json::to_vec_pretty(growth)?)?;
+    let mut csv = csv::Writer::from_writer(Vec::new());
+    for series in &growth.series {
+        for point in &series.points {
+            csv.serialize(Line {
+                kernel: series.kernel,
+                axis: series.axis,
+                size: point.x,
+                median_ns: point.time.median_ns,
+                min_ns: point.time.min_ns,
+                clock: point.timing.to_string(),
+                cache_bytes: point.cache_bytes,
+                allocated_bytes: point.allocated_bytes,
+            })?;
+        }
+    }
+    write("growth.csv", &csv.into_inner()?)?;
+    for axis in [Axis::Sequence, Axis::Rows, Axis::Heads, Axis::Layers] {
+        let drawings = [
+            ("time", plot::time(&growth.series, axis)?),
+            ("memory", plot::memory(&growth.series, axis)?),
+        ];
+        for (what, drawing) in drawings {
+            if let Some(svg) = drawing {
+                write(&format!("{what}-{axis}.svg"), svg.as_bytes())?;
+            }
+        }
+    }
+    println!("written to {}", dir.display());
+    Ok(())
+}
+
 fn listed(rows: &[Row]) -> comfy_table::Table {
     let mut table = table([
         "kernel",
@@ -253,12 +369,37 @@ fn listed(rows: &[Row]) -> comfy_table::Table {
             time(row.measured.time.min_ns),
             row.measured.timing.to_string(),
             time(row.measured.host.median_ns),
-            format!("{:.3}", row.gb_per_s),
+            rate(row.gb_per_s),
             format!("{:.1}", row.floor_ratio),
             baselines.join(", "),
         ]);
     }
     table
+}
+
+fn left_out(skipped: &[Skipped]) -> comfy_table::Table {
+    let mut table = table(["kernel", "shape", "rows", "implementation", "reason"]);
+    for one in skipped {
+        table.add_row([
+            one.kernel.name().to_owned(),
+            one.shape.clone(),
+            one.rows.to_string(),
+            one.implementation.to_owned(),
+            one.reason.clone(),
+        ]);
+    }
+    table
+}
+
+/// 10^9 bytes a second, to three digits.
+fn rate(gb_per_s: f64) -> String {
+    let decimals = match gb_per_s {
+        r if r >= 100.0 => 0,
+        r if r >= 1.0 => 2,
+        r if r >= 0.1 => 3,
+        _ => return format!("{gb_per_s:.1e}"),
+    };
+    format!("{gb_per_s:.decimals$}")
 }
 
 /// A time in the unit that suits it, to about four digits.
@@ -286,6 +427,18 @@ mod tests {
             (19.25e9, "19.2 s"),
         ] {
             assert_eq!(time(ns), text);
+        }
+    }
+
+    #[test]
+    fn rates_keep_their_digits() {
+        for (gb_per_s, text) in [
+            (4312.6, "4313"),
+            (15.23, "15.23"),
+            (0.115, "0.115"),
+            (0.00023, "2.3e-4"),
+        ] {
+            assert_eq!(rate(gb_per_s), text);
         }
     }
 

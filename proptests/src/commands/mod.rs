@@ -9,6 +9,7 @@ pub mod run;
 pub mod trace;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// How a command ended, and the exit code that says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,25 @@ impl From<End> for ExitCode {
             End::NoAdapter => 3,
         })
     }
+}
+
+/// The git revision that this program was built from, if it was built from a repository.
+#[must_use]
+pub fn git_revision() -> Option<String> {
+    let revision = git_version::git_version!(args = ["--always", "--dirty"], fallback = "");
+    (!revision.is_empty()).then(|| revision.to_owned())
+}
+
+/// Parses a number of minutes, which may be a fraction.
+///
+/// # Errors
+/// What is no number above zero.
+pub fn minutes(text: &str) -> Result<Duration, String> {
+    let minutes: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if !(minutes > 0.0 && minutes < 1e6) {
+        return Err("expected a number of minutes above 0".to_owned());
+    }
+    Ok(Duration::from_secs_f64(60.0 * minutes))
 }
 
 /// A table in the plain style of the terminal.
