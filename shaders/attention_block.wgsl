@@ -11,8 +11,8 @@
 // Query vectors of a workgroup; a vec4 holds a score of each.
 const BLOCK = 4u;
 override GROUPS: u32 = LANES / CODE_WORDS;
-// Timesteps between two barriers, 8 for each lane.
-override TILE: u32 = 8u * GROUPS;
+// Timesteps between two barriers, 2 for each lane.
+override TILE: u32 = 2u * GROUPS;
 
 // What a workgroup does.
 struct Task {
@@ -257,8 +257,9 @@ fn store_state(task: Task, vector: BlockVector, maximum: f32, sum: f32) {
     partials[at + 1u] = sum;
 }
 
-var<workgroup> word_scores: array<vec4<f32>, 512>;
-var<workgroup> scores: array<vec4<f32>, 256>;
+// Small, since WebGPU has workgroup memory cleared: some drivers compile that into a store for each word.
+var<workgroup> word_scores: array<vec4<f32>, 128>;
+var<workgroup> scores: array<vec4<f32>, 64>;
 
 // Merges the groups of a workgroup and writes the block's partial results. It holds barriers: every
 // lane calls it, once, at the end.
@@ -290,21 +291,23 @@ fn finish(task: Task, state: State, lane: u32) {
     let rescale = select(none, weights(state.maximum - maximum), state.sum > none);
     for (var v = 0u; v < BLOCK; v++) {
         let rescaled = rescale[v] * values_of(state, v);
-        for (var c = 0u; c < 4u; c++) {
-            word_scores[4u * lane + c] = rescaled[c];
-        }
-        workgroupBarrier();
         let vector = block_vector(task, v);
-        if (vector.present && lane < HEAD_DIM / 4u) {
-            var total = none;
-            for (var g = 0u; g < GROUPS; g++) {
-                total += word_scores[g * (HEAD_DIM / 4u) + lane];
+        // Two of the four columns at a time.
+        for (var half = 0u; half < 2u; half++) {
+            word_scores[2u * lane] = rescaled[2u * half];
+            word_scores[2u * lane + 1u] = rescaled[2u * half + 1u];
+            workgroupBarrier();
+            if (vector.present && lane < 2u * CODE_WORDS) {
+                var total = none;
+                for (var g = 0u; g < GROUPS; g++) {
+                    total += word_scores[g * 2u * CODE_WORDS + lane];
+                }
+                store_partial(task, vector, 4u * (lane / 2u) + 2u * half + lane % 2u, total);
             }
-            store_partial(task, vector, lane, total);
+            workgroupBarrier();
         }
         if (vector.present && lane == 0u) {
             store_state(task, vector, maximum[v], sum[v]);
         }
-        workgroupBarrier();
     }
 }

@@ -18,7 +18,19 @@ const LOWEST = -3.4e38;
 
 var<workgroup> lane_values: array<f32, 256>;
 var<workgroup> folded: array<f32, 16>;
-var<workgroup> columns: array<vec4<f32>, 256>;
+
+// Four dimensions of what is exchanged.
+fn store_column(column: u32, value: vec4<f32>) {
+    exchange[4u * column] = value.x;
+    exchange[4u * column + 1u] = value.y;
+    exchange[4u * column + 2u] = value.z;
+    exchange[4u * column + 3u] = value.w;
+}
+
+fn load_column(column: u32) -> vec4<f32> {
+    let at = 4u * column;
+    return vec4<f32>(exchange[at], exchange[at + 1u], exchange[at + 2u], exchange[at + 3u]);
+}
 
 @compute @workgroup_size(256)
 fn merge_attention(
@@ -87,7 +99,7 @@ fn merge_attention(
     }
 
     lane_values[lane] = own_sum;
-    columns[lane] = accumulator;
+    store_column(lane, accumulator);
     workgroupBarrier();
     if (lane < FOLD) {
         var found = 0.0;
@@ -97,21 +109,22 @@ fn merge_attention(
         folded[lane] = found;
     }
     workgroupBarrier();
+    var total = vec4<f32>(0.0);
     if (lane < COLUMNS) {
         var sum = 0.0;
         for (var i = 0u; i < FOLD; i++) {
             sum += folded[i];
         }
-        var total = columns[lane];
-        for (var s = 1u; s < SPLIT_LANES; s++) {
-            total += columns[s * COLUMNS + lane];
+        for (var s = 0u; s < SPLIT_LANES; s++) {
+            total += load_column(s * COLUMNS + lane);
         }
         // Nothing visible gives zeros. Otherwise the sum is at least 1, of the largest score.
         total *= select(0.0, 1.0 / max(sum, 0.5), sum > 0.0);
-        exchange[4u * lane] = total.x;
-        exchange[4u * lane + 1u] = total.y;
-        exchange[4u * lane + 2u] = total.z;
-        exchange[4u * lane + 3u] = total.w;
+    }
+    workgroupBarrier();
+
+    if (lane < COLUMNS) {
+        store_column(lane, total);
     }
     workgroupBarrier();
 

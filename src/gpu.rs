@@ -11,9 +11,9 @@ use crate::{Error, HeadDim};
 const WORKGROUP_LANES: u32 = 256;
 /// Lanes of a workgroup that uses subgroups: it has to be made of full ones.
 const SUBGROUP_LANES: u32 = 64;
-/// The most workgroup memory a kernel uses: `attention`, 8 KiB of a tile's words' scores and 4 KiB of
-/// its scores.
-const WORKGROUP_BYTES: u32 = 12 << 10;
+/// The most workgroup memory a kernel uses: `merge_attention`, 4 KiB of exchange and 1 KiB of the lanes' values,
+/// with some to spare.
+const WORKGROUP_BYTES: u32 = 6 << 10;
 /// The most storage buffers a kernel binds (`attention`).
 const STORAGE_BUFFERS: u32 = 4;
 
@@ -53,7 +53,7 @@ struct Inner {
     /// device is, then looks whether work is left; if another thread's poll retires the work between
     /// the two, wgpu's own assertion fails ("If the queue is empty …") and takes the process with it.
     #[cfg(not(target_arch = "wasm32"))]
-    polling: Mutex<()>,
+    polling: Arc<Mutex<()>>,
 }
 
 /// The pipelines of one head dimension.
@@ -102,6 +102,26 @@ impl Gpu {
                 polling: Default::default(),
             }),
         })
+    }
+
+    /// The same device and queue, with pipelines of its own that are built as `options` say.
+    ///
+    /// Unlike a second [`Gpu::new`], it knows of the device's loss what this one does, and takes turns with this
+    /// one where several threads wait.
+    #[must_use]
+    pub fn with_options(&self, options: GpuOptions) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                device: self.inner.device.clone(),
+                queue: self.inner.queue.clone(),
+                limits: self.inner.limits.clone(),
+                options,
+                pipelines: Default::default(),
+                lost: self.inner.lost.clone(),
+                #[cfg(not(target_arch = "wasm32"))]
+                polling: self.inner.polling.clone(),
+            }),
+        }
     }
 
     /// Opens a device on `adapter`, with the adapter's full limits and those optional features that a

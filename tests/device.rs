@@ -107,6 +107,8 @@ impl Lab {
         let mut required_limits = self.adapter.limits();
         change(&mut required_limits);
         let descriptor = wgpu::DeviceDescriptor {
+            // For the same kernels as on the shared device.
+            required_features: self.gpu.device().features(),
             required_limits,
             ..Default::default()
         };

@@ -36,8 +36,8 @@ pub struct Device {
     adapter: wgpu::Adapter,
     probes: OnceLock<Probes>,
     subgroup_gpu: OnceLock<Result<Gpu, String>>,
-    zeroing: OnceLock<Result<Box<Device>, Error>>,
-    variants: [OnceLock<Result<Box<Device>, Error>>; KernelVariant::ALL.len()],
+    zeroing: OnceLock<Box<Device>>,
+    variants: [OnceLock<Box<Device>>; KernelVariant::ALL.len()],
     litter: OnceLock<Litter>,
 }
 
@@ -204,10 +204,7 @@ impl Device {
     }
 
     /// The same device and queue, with kernels that find their workgroup memory cleared.
-    ///
-    /// # Errors
-    /// The library's.
-    pub fn zeroing(&self) -> Result<&Self, Error> {
+    pub fn zeroing(&self) -> &Self {
         let options = GpuOptions {
             zero_workgroup_memory: true,
             ..self.gpu.options()
@@ -232,14 +229,7 @@ impl Device {
 
     /// The same device and queue, with the kernels of `variant`; those of the library's choice where it is `None`
     /// or the device cannot run it.
-    ///
-    /// # Errors
-    /// The library's.
-    pub fn of_variant(
-        &self,
-        variant: Option<KernelVariant>,
-        head_dim: HeadDim,
-    ) -> Result<&Self, Error> {
+    pub fn of_variant(&self, variant: Option<KernelVariant>, head_dim: HeadDim) -> &Self {
         match variant {
             Some(forced) if self.gpu.runs(forced, head_dim) => {
                 let options = GpuOptions {
@@ -249,21 +239,20 @@ impl Device {
                 // The label stays: the variant is part of the case.
                 self.with_options(&self.variants[forced as usize], options, self.label.clone())
             }
-            _ => Ok(self),
+            _ => self,
         }
     }
 
     /// The same device and queue with pipelines of their own, made once.
     fn with_options<'a>(
         &self,
-        slot: &'a OnceLock<Result<Box<Self>, Error>>,
+        slot: &'a OnceLock<Box<Self>>,
         options: GpuOptions,
         label: String,
-    ) -> Result<&'a Self, Error> {
-        let open = || {
-            let (device, queue) = (self.gpu.device().clone(), self.gpu.queue().clone());
-            Ok(Box::new(Self {
-                gpu: Gpu::new(device, queue, options)?,
+    ) -> &'a Self {
+        slot.get_or_init(|| {
+            Box::new(Self {
+                gpu: self.gpu.with_options(options),
                 label,
                 driver: self.driver.clone(),
                 adapter: self.adapter.clone(),
@@ -274,12 +263,8 @@ impl Device {
                 zeroing: OnceLock::new(),
                 variants: Default::default(),
                 litter: OnceLock::new(),
-            }))
-        };
-        match slot.get_or_init(open) {
-            Ok(device) => Ok(device),
-            Err(error) => Err(error.clone()),
-        }
+            })
+        })
     }
 
     /// Records a dispatch that leaves rubbish in workgroup memory.
