@@ -251,7 +251,7 @@ fn measure_series(
         let limit = budget.map_or(TIME_LIMIT, |b| b.min(TIME_LIMIT + start.elapsed()));
         if expected + start.elapsed() > limit {
             series.ended = Some(format!(
-                "{x} {axis} may take {:.0} s: {:.0} s are left for it",
+                "{axis} {x} may take {:.0} s: {:.0} s are left for it",
                 expected.as_secs_f64(),
                 limit.saturating_sub(start.elapsed()).as_secs_f64()
             ));
@@ -261,7 +261,7 @@ fn measure_series(
         match measure_point(gpu, clock, plan.repeats, &job, layers, x) {
             Ok(point) => series.points.push(point),
             Err(Error::Library(turboquant_wgpu::Error::TooLarge { .. })) => {
-                series.ended = Some(format!("{x} {axis} pass a limit of the adapter"));
+                series.ended = Some(format!("{axis} {x} passes a limit of the adapter"));
                 break;
             }
             Err(error) => return Err(error),

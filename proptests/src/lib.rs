@@ -22,6 +22,7 @@ pub mod probes;
 pub mod properties;
 pub mod readback;
 pub mod regressions;
+pub mod run_report;
 pub mod runner;
 mod self_test;
 pub mod sequence;

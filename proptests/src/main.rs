@@ -9,7 +9,7 @@ use tqcheck::commands::{End, adapters, bench, golden, inspect, replay, run, trac
 /// Proves the kernels of turboquant-wgpu right on the adapters of this machine.
 ///
 /// Exit code: 0 everything holds, 1 a violation, 2 wrong usage or unreadable input, 3 no adapter that was
-/// asked for.
+/// asked for, 130 stopped by Ctrl-C.
 #[derive(Parser)]
 #[command(
     version,

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -183,6 +184,9 @@ fn open(property: &Property, device: &Device) -> Result<InFlight, Failure> {
     })
 }
 
+/// Why a case is not begun.
+const OVER: &str = "the run is over";
+
 /// What a run draws.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
@@ -194,6 +198,60 @@ pub struct Plan {
     pub families: Option<Vec<Family>>,
     /// Run this variant of the kernels alone; by default each that the device can run.
     pub variant: Option<KernelVariant>,
+    /// Which part of the cases.
+    pub shard: Shard,
+    /// Begin no case after this, but for the first.
+    pub deadline: Option<Instant>,
+    /// Begin no case once this is set.
+    pub stop: Option<&'static AtomicBool>,
+}
+
+impl Plan {
+    fn is_stopped(&self) -> bool {
+        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    /// Whether the run ends, after so many cases.
+    fn is_over(&self, cases: u64) -> bool {
+        let late = self.deadline.is_some_and(|d| Instant::now() >= d);
+        self.is_stopped() || (late && cases > 0)
+    }
+}
+
+/// A part of a run, `index` of `of`, that draws cases of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Shard {
+    /// From 1.
+    pub index: u32,
+    /// Number of parts.
+    pub of: u32,
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self { index: 1, of: 1 }
+    }
+}
+
+impl Shard {
+    /// Its share of so many cases, rounded up.
+    #[must_use]
+    pub fn cases(self, all: u64) -> u64 {
+        all.div_ceil(u64::from(self.of))
+    }
+}
+
+impl std::str::FromStr for Shard {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('/');
+        let number = |text: &str| text.parse::<u32>().ok();
+        match parts.and_then(|(index, of)| Some((number(index)?, number(of)?))) {
+            Some((index, of)) if (1..=of).contains(&index) => Ok(Self { index, of }),
+            _ => Err("expected I/N with I from 1 to N, as in 2/8".to_owned()),
+        }
+    }
 }
 
 /// Runs a plan's cases of a property on a device, fewer of a costly one ([`Property::cases`]); ends at the first
@@ -259,6 +317,17 @@ pub fn run_with_seeds(
         }
     });
     let result = runner(property, plan, seeds).run(&strategy, |case| {
+        {
+            let seen = seen.borrow();
+            let shrinking = seen.drawn.is_some();
+            // A simpler case that is not checked any more is no failure: shrinking ends with what it has.
+            if shrinking && plan.is_stopped() {
+                return Ok(());
+            }
+            if !shrinking && plan.is_over(seen.summary.cases()) {
+                return Err(TestCaseError::reject(OVER));
+            }
+        }
         let outcome = check(property, device, &case, &in_flight);
         let mut seen = seen.borrow_mut();
         let shrinking = seen.drawn.is_some();
@@ -309,6 +378,7 @@ pub fn run_with_seeds(
                 });
             }
         }
+        Err(TestError::Abort(_)) if plan.is_over(summary.cases()) => {}
         Err(TestError::Abort(reason)) => {
             let reason = format!("proptest gave up: {reason}");
             *summary.not_checked.entry(reason).or_default() += 1;
@@ -326,8 +396,17 @@ fn runner(property: &Property, plan: &Plan, seeds: &Path) -> TestRunner {
     for (i, b) in property.name.bytes().enumerate() {
         bytes[8 + i % 24] ^= b;
     }
+    // The first part's are the seeds of a run that is not parted.
+    for (byte, b) in bytes[28..]
+        .iter_mut()
+        .zip((plan.shard.index - 1).to_le_bytes())
+    {
+        *byte ^= b;
+    }
     let config = Config {
-        cases: u32::try_from(property.cases(plan.cases)).unwrap_or(u32::MAX),
+        cases: u32::try_from(plan.shard.cases(property.cases(plan.cases))).unwrap_or(u32::MAX),
+        // Rejecting a case is how a run is ended early; nothing else does it.
+        max_global_rejects: 0,
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(leak(seeds)))),
         max_shrink_iters: SHRINK_CHECKS,
         max_shrink_time: SHRINK_TIME.as_millis() as u32,

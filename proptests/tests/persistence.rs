@@ -30,8 +30,7 @@ fn plan(cases: u64, seed: u64) -> Plan {
     Plan {
         cases,
         seed,
-        families: None,
-        variant: None,
+        ..Plan::default()
     }
 }
 

@@ -155,8 +155,7 @@ fn check(property: &Property, adapter: &adapters::Adapter) -> Result<(), Failed>
     let plan = runner::Plan {
         cases,
         seed: 1,
-        families: None,
-        variant: None,
+        ..runner::Plan::default()
     };
     let summary = runner::run(property, device, &plan, |_| {});
     let failure = match (&summary.broken, summary.failure()) {

@@ -22,6 +22,8 @@ pub enum End {
     Usage,
     /// No adapter that was asked for: 3.
     NoAdapter,
+    /// Stopped by the user before everything was checked: 130, as shells have it.
+    Interrupted,
 }
 
 impl From<End> for ExitCode {
@@ -31,6 +33,7 @@ impl From<End> for ExitCode {
             End::Violation => 1,
             End::Usage => 2,
             End::NoAdapter => 3,
+            End::Interrupted => 130,
         })
     }
 }

@@ -1,8 +1,12 @@
 //! `tqcheck run`.
 
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use turboquant_wgpu::KernelVariant;
@@ -13,7 +17,8 @@ use crate::inputs::Family;
 use crate::probes::Probe;
 use crate::properties::{self, Property};
 use crate::regressions::{self, Judgement};
-use crate::runner::{self, Summary};
+use crate::run_report::{AdapterReport, PropertyReport, RunReport};
+use crate::runner::{self, Shard, Summary};
 
 /// Draws cases and checks every property on every adapter
 #[derive(clap::Args)]
@@ -25,9 +30,18 @@ pub struct Args {
     /// Only this property
     #[arg(long, value_name = "NAME")]
     pub property: Option<String>,
-    /// Cases of each property on each adapter; fewer of those that cost more
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
-    pub cases: u64,
+    /// Cases of each property on each adapter, fewer of those that cost more; 200 unless --minutes is given
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub cases: Option<u64>,
+    /// Run for so long, shared over properties and adapters; each checks one case at least
+    #[arg(long, value_name = "M", value_parser = super::minutes)]
+    pub minutes: Option<Duration>,
+    /// Run part I of N: each draws cases of its own
+    #[arg(long, value_name = "I/N", default_value = "1/1", value_parser = parse_shard)]
+    pub shard: Shard,
+    /// Write everything that was found to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
     /// Seed of the cases: the same seed draws the same cases
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -77,6 +91,29 @@ pub fn run(args: &Args) -> Result<End> {
             }
         }
     }
+    // Before the run: it takes long.
+    let json = args.json.as_ref().map(|path| {
+        let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+        Ok::<_, anyhow::Error>((path, file))
+    });
+    let json = json.transpose()?;
+    let cases = match (args.cases, args.minutes) {
+        (Some(cases), _) => cases,
+        (None, None) => 200,
+        (None, Some(_)) => u64::MAX,
+    };
+    // A second signal ends the process at once.
+    ctrlc::set_handler(|| {
+        if STOP.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("tqcheck: stopping after this case");
+    })
+    .context("watching for Ctrl-C")?;
+    let start = Instant::now();
+    let pairs = (devices.len() * properties.len()) as u32;
+    let mut results = Vec::new();
+    let mut done = 0;
     let expected = regressions::expected(&regressions::dir())?;
     let mut report = table([
         "property",
@@ -92,9 +129,24 @@ pub fn run(args: &Args) -> Result<End> {
     let mut end = End::Holds;
     for &device in &devices {
         for property in &properties {
+            if STOP.load(Ordering::Relaxed) {
+                println!("{} on {}: not run", property.name, device.label);
+                continue;
+            }
+            // What one leaves of its share is the next ones'.
+            let share = args
+                .minutes
+                .map(|all| all.saturating_sub(start.elapsed()) / (pairs - done));
+            done += 1;
             if let Some(why) = property.unavailable() {
                 println!("{} on {}: not checked: {why}", property.name, device.label);
                 let judgement = Judgement::Fail(why.to_owned());
+                results.push(PropertyReport::new(
+                    property.name,
+                    &device.label,
+                    &Summary::default(),
+                    &judgement,
+                ));
                 report.add_row(row(
                     property,
                     &device.label,
@@ -107,15 +159,26 @@ pub fn run(args: &Args) -> Result<End> {
                 }
                 continue;
             }
-            let bar = progress_bar(property.cases(args.cases), property, &device.label);
+            let shown = match cases {
+                u64::MAX => u64::MAX,
+                cases => args.shard.cases(property.cases(cases)),
+            };
+            let bar = progress_bar(shown, property, &device.label);
             let plan = runner::Plan {
-                cases: args.cases,
+                cases,
                 seed: args.seed,
                 families: families.clone(),
                 variant,
+                shard: args.shard,
+                deadline: share.map(|share| Instant::now() + share),
+                stop: Some(&STOP),
             };
             let summary = runner::run(property, device, &plan, |_| bar.inc(1));
             bar.finish_and_clear();
+            if STOP.load(Ordering::Relaxed) && summary.cases() == 0 {
+                println!("{} on {}: not run", property.name, device.label);
+                continue;
+            }
             let judgement = regressions::judge(
                 &expected,
                 &device.label,
@@ -129,14 +192,53 @@ pub fn run(args: &Args) -> Result<End> {
                 println!("{} on {}: {why}", property.name, device.label);
             }
             explain(args, device, property, &summary);
+            results.push(PropertyReport::new(
+                property.name,
+                &device.label,
+                &summary,
+                &judgement,
+            ));
             report.add_row(row(property, &device.label, &summary, &judgement));
         }
     }
     println!("{report}");
-    for device in devices {
-        assumptions(device);
+    let interrupted = STOP.load(Ordering::Relaxed);
+    if interrupted {
+        println!("stopped: {} of {pairs} were run", results.len());
+    } else {
+        devices.iter().copied().for_each(assumptions);
     }
-    Ok(end)
+    if let Some((path, file)) = json {
+        let report = RunReport {
+            tqcheck: env!("CARGO_PKG_VERSION"),
+            git_revision: super::git_revision(),
+            date: jiff::Timestamp::now().to_string(),
+            seed: args.seed,
+            shard: args.shard,
+            interrupted,
+            adapters: devices
+                .iter()
+                .map(|device| AdapterReport::new(device, interrupted))
+                .collect(),
+            results,
+        };
+        let mut file = BufWriter::new(file);
+        serde_json::to_writer_pretty(&mut file, &report)
+            .map_err(std::io::Error::from)
+            .and_then(|()| file.flush())
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(match end {
+        End::Holds if interrupted => End::Interrupted,
+        end => end,
+    })
+}
+
+/// Set by Ctrl-C: the case in hand is the last, and the report tells of what was done.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+fn parse_shard(text: &str) -> Result<Shard, String> {
+    text.parse()
 }
 
 fn variant(name: &str) -> Result<KernelVariant> {
@@ -165,8 +267,13 @@ fn progress_bar(cases: u64, property: &Property, label: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {per_sec} {eta}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let template = match cases {
+        // Time decides, not their number.
+        u64::MAX => "{msg} {pos} {per_sec} {elapsed}",
+        _ => "{msg} {bar:30} {pos}/{len} {per_sec} {eta}",
+    };
+    let style =
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(cases)
         .with_style(style)
         .with_message(format!("{} on {label}", property.name))
