@@ -1,8 +1,10 @@
 //! The device: the engine's own, or one opened here; pipelines; buffers with checked sizes.
 
-use std::sync::{Arc, OnceLock};
 #[cfg(not(target_arch = "wasm32"))]
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use core::time::Duration;
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::shaders::{Kernel, KernelVariant, constants};
 use crate::{Error, HeadDim};
@@ -17,13 +19,9 @@ const WORKGROUP_BYTES: u32 = 6 << 10;
 /// The most storage buffers a kernel binds (`attention`).
 const STORAGE_BUFFERS: u32 = 4;
 
-/// The longest single wait. wgpu's GL backend cuts a wait to 4.3 s, and holds its context all the
-/// while: threads that want it panic after 6 s.
+/// The longest pause between two looks at a device, and the shortest one worth a sleep.
 #[cfg(not(target_arch = "wasm32"))]
-const WAIT_SLICE: core::time::Duration = core::time::Duration::from_secs(1);
-/// How long a thread sleeps before it asks again whether it may poll.
-#[cfg(not(target_arch = "wasm32"))]
-const POLLING_TURN: core::time::Duration = core::time::Duration::from_micros(200);
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_micros(20)];
 
 /// How pipelines are built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,11 +47,6 @@ struct Inner {
     options: GpuOptions,
     pipelines: [OnceLock<Pipelines>; 4],
     lost: Arc<OnceLock<String>>,
-    /// Held by the thread that polls. A wait of wgpu's that times out asks the fence how far the
-    /// device is, then looks whether work is left; if another thread's poll retires the work between
-    /// the two, wgpu's own assertion fails ("If the queue is empty …") and takes the process with it.
-    #[cfg(not(target_arch = "wasm32"))]
-    polling: Arc<Mutex<()>>,
 }
 
 /// The pipelines of one head dimension.
@@ -98,16 +91,13 @@ impl Gpu {
                 options,
                 pipelines: Default::default(),
                 lost: Arc::new(OnceLock::new()),
-                #[cfg(not(target_arch = "wasm32"))]
-                polling: Default::default(),
             }),
         })
     }
 
     /// The same device and queue, with pipelines of its own that are built as `options` say.
     ///
-    /// Unlike a second [`Gpu::new`], it knows of the device's loss what this one does, and takes turns with this
-    /// one where several threads wait.
+    /// Unlike a second [`Gpu::new`], it knows of the device's loss what this one does.
     #[must_use]
     pub fn with_options(&self, options: GpuOptions) -> Self {
         Self {
@@ -118,8 +108,6 @@ impl Gpu {
                 options,
                 pipelines: Default::default(),
                 lost: self.inner.lost.clone(),
-                #[cfg(not(target_arch = "wasm32"))]
-                polling: self.inner.polling.clone(),
             }),
         }
     }
@@ -328,28 +316,39 @@ impl Gpu {
         self.check_lost().err().unwrap_or(error)
     }
 
-    /// The right to poll, if no other thread has it.
+    /// Runs callbacks that are due, and says whether the device has nothing left to do. Does not block.
+    ///
+    /// The crate looks and never lets wgpu wait. A wait of wgpu's that times out asks the device how far
+    /// it is, then looks whether work is left; where another thread's submit or poll retires the last of
+    /// it between the two, wgpu's own assertion fails ("If the queue is empty …") and takes the process
+    /// with it. Its GL backend moreover holds the context all the while.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
     #[cfg(not(target_arch = "wasm32"))]
-    fn polling_turn(&self) -> Option<MutexGuard<'_, ()>> {
-        match self.inner.polling.try_lock() {
-            Ok(turn) => Some(turn),
-            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
+    pub(crate) fn poll_once(&self) -> Result<bool, Error> {
+        self.check_lost()?;
+        let polled = self.inner.device.poll(wgpu::PollType::Poll);
+        self.check_lost()?;
+        polled
+            .map(|status| status.is_queue_empty())
+            .map_err(|e| Error::Rejected(e.to_string()))
+    }
+
+    /// Pauses between two looks at the device, after waiting for `waited` of `limit`: a share of the time
+    /// so far, so that what comes soon is seen at once and a long wait costs little.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn pause(waited: Duration, limit: Duration) {
+        let [longest, shortest] = PAUSES;
+        let pause = (waited / 32).min(longest).min(limit.saturating_sub(waited));
+        if pause < shortest {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(pause);
         }
     }
 
-    /// Runs callbacks that are due. Does not block: where another thread is polling, that poll runs
-    /// them.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub(crate) fn poll_once(&self) {
-        let Some(_turn) = self.polling_turn() else {
-            return;
-        };
-        // Polling for a submission index of another device is the one error; none is passed.
-        let _ = self.inner.device.poll(wgpu::PollType::Poll);
-    }
-
-    /// Blocks until everything submitted so far has run, at most `limit`.
+    /// Blocks until everything submitted so far has run, at most about `limit`.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::DeviceLost`].
@@ -358,31 +357,24 @@ impl Gpu {
     /// wgpu itself panics in any poll if the driver reports the loss of the device just then. Once
     /// the loss is known no more polls are made.
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn poll_wait(&self, limit: core::time::Duration) -> Result<(), Error> {
+    pub fn poll_wait(&self, limit: Duration) -> Result<(), Error> {
+        self.check_lost()?;
         let start = std::time::Instant::now();
+        // Another thread may submit all the time, so that the queue is never seen empty.
+        let done = Arc::new(AtomicBool::new(false));
+        let notify = done.clone();
+        self.inner
+            .queue
+            .on_submitted_work_done(move || notify.store(true, Ordering::Release));
         loop {
-            self.check_lost()?;
-            let left = limit.saturating_sub(start.elapsed());
-            // Not `lock`: it has no time limit, and never returns in a callback of a poll.
-            let Some(turn) = self.polling_turn() else {
-                if left.is_zero() {
-                    return Err(Error::Timeout(limit));
-                }
-                std::thread::sleep(left.min(POLLING_TURN));
-                continue;
-            };
-            let waited = self.inner.device.poll(wgpu::PollType::Wait {
-                submission_index: None,
-                timeout: Some(left.min(WAIT_SLICE)),
-            });
-            drop(turn);
-            self.check_lost()?;
-            match waited {
-                Ok(_) => return Ok(()),
-                Err(wgpu::PollError::Timeout) if left > WAIT_SLICE => {}
-                Err(wgpu::PollError::Timeout) => return Err(Error::Timeout(limit)),
-                Err(e) => return Err(Error::Rejected(e.to_string())),
+            if self.poll_once()? || done.load(Ordering::Acquire) {
+                return Ok(());
             }
+            let waited = start.elapsed();
+            if waited >= limit {
+                return Err(Error::Timeout(limit));
+            }
+            Self::pause(waited, limit);
         }
     }
 

@@ -6,10 +6,6 @@ use std::task::{Context, Poll, Waker};
 
 use crate::{Error, Gpu};
 
-/// Pause between looks at a device that has nothing to do.
-#[cfg(not(target_arch = "wasm32"))]
-const IDLE: core::time::Duration = core::time::Duration::from_micros(100);
-
 /// How far a mapping has come.
 enum State {
     /// Neither submitted nor done; whom to wake then.
@@ -134,6 +130,32 @@ impl<T> Pending<T> {
         Some(result)
     }
 
+    /// The result, or `None` if it does not come within about `limit`.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn take_within(&mut self, limit: core::time::Duration) -> Option<Result<T, Error>> {
+        let start = std::time::Instant::now();
+        loop {
+            if let Some(result) = self.take(None) {
+                return Some(result);
+            }
+            // Only the callback counts. All that was submitted may have run, yet another thread may be
+            // about to call back, or about to submit.
+            let polled = self.gpu.poll_once();
+            let taken = self.take(None);
+            if taken.is_some() {
+                return taken;
+            }
+            if let Err(error) = polled {
+                return Some(Err(error));
+            }
+            let waited = start.elapsed();
+            if waited >= limit {
+                return None;
+            }
+            Gpu::pause(waited, limit);
+        }
+    }
+
     /// Blocks until the result is there, at most about `limit`.
     ///
     /// For native callers outside async code. The encoder has to be submitted before, or by another
@@ -143,23 +165,8 @@ impl<T> Pending<T> {
     /// [`Error::Timeout`], [`Error::DeviceLost`], [`Error::NotSubmitted`], or what decoding the result says.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn wait(mut self, limit: core::time::Duration) -> Result<T, Error> {
-        let start = std::time::Instant::now();
-        loop {
-            if let Some(result) = self.take(None) {
-                return result;
-            }
-            let left = limit.saturating_sub(start.elapsed());
-            match self.gpu.poll_wait(left) {
-                // Only the callback counts. All that was submitted has run, but another thread may be
-                // about to call back, or about to submit.
-                Ok(()) => std::thread::sleep(left.min(IDLE)),
-                Err(Error::Timeout(_)) => {}
-                Err(e) => return self.take(None).unwrap_or(Err(e)),
-            }
-            if left.is_zero() {
-                return self.take(None).unwrap_or(Err(Error::Timeout(limit)));
-            }
-        }
+        self.take_within(limit)
+            .unwrap_or(Err(Error::Timeout(limit)))
     }
 
     /// Blocks in slices for as long as `keep_waiting` says so: for callers with a clock of their own, who do
@@ -174,16 +181,11 @@ impl<T> Pending<T> {
         mut keep_waiting: impl FnMut() -> bool,
     ) -> Result<T, Error> {
         loop {
-            if let Some(result) = self.take(None) {
+            if let Some(result) = self.take_within(slice) {
                 return result;
             }
-            match self.gpu.poll_wait(slice) {
-                Ok(()) => std::thread::sleep(slice.min(IDLE)),
-                Err(Error::Timeout(_)) => {}
-                Err(e) => return self.take(None).unwrap_or(Err(e)),
-            }
             if !keep_waiting() {
-                return self.take(None).unwrap_or(Err(Error::Timeout(slice)));
+                return Err(Error::Timeout(slice));
             }
         }
     }
@@ -199,13 +201,13 @@ impl<T> Future for Pending<T> {
         // See the type's documentation for what a browser does and this cannot.
         #[cfg(not(target_arch = "wasm32"))]
         {
-            // A device that is lost must not be polled, nor will it ever answer.
-            if let Err(lost) = self.gpu.check_lost() {
-                return Poll::Ready(Err(lost));
-            }
-            self.gpu.poll_once();
+            let polled = self.gpu.poll_once();
             if let Some(result) = self.take(Some(context.waker())) {
                 return Poll::Ready(result);
+            }
+            // A device that is lost will never answer.
+            if let Err(error) = polled {
+                return Poll::Ready(Err(error));
             }
             std::thread::yield_now();
             context.waker().wake_by_ref();

@@ -355,6 +355,7 @@ on_every_backend! {
     dropped_commands_resolve,
     pending_results_can_be_awaited,
     a_tiny_limit_is_a_timeout_or_the_result,
+    threads_may_wait_for_one_device,
     a_destroyed_device_is_a_typed_error,
     a_loss_that_nobody_reports_is_a_typed_error,
 }
@@ -1702,6 +1703,38 @@ fn a_tiny_limit_is_a_timeout_or_the_result(lab: &Lab) {
     }
     gpu.poll_wait(LIMIT)
         .expect("the device is as good as before");
+}
+
+/// Limits about as long as the work, on two threads: a wait that times out must not run into the other
+/// one's poll or submit, which retires the work in between. wgpu's own wait panics there.
+fn threads_may_wait_for_one_device(lab: &Lab) {
+    /// wgpu's own wait seldom gets through half of them.
+    const ROUNDS: u32 = 1000;
+    // A device of its own: one on which wgpu has panicked is good for nothing.
+    let gpu = &lab.device(|_| {});
+    let (cache, ..) = filled(gpu, HeadDim::D32, 1, 4, 4);
+    let expected = &snapshot(gpu, &cache, 0);
+    let cache = &cache;
+    let end = &(std::time::Instant::now() + LIMIT);
+    let rounds = move || {
+        for round in 0..ROUNDS {
+            let pending = submit(gpu, |encoder| cache.snapshot(encoder, 0)).expect("snapshot");
+            let limit = Duration::from_micros(50);
+            while let Err(error) = gpu.poll_wait(limit) {
+                assert_eq!(error, Error::Timeout(limit));
+                assert!(std::time::Instant::now() < *end, "round {round}");
+            }
+            let found = pending.wait_while(Duration::from_millis(1), || {
+                std::time::Instant::now() < *end
+            });
+            assert_eq!(found.as_ref(), Ok(expected), "round {round}");
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(rounds);
+        scope.spawn(rounds);
+    });
+    gpu.poll_wait(LIMIT).expect("the device is as good as ever");
 }
 
 /// Everything that a caller can do with a cache, each with the error it gives.
