@@ -35,7 +35,6 @@ pub struct Device {
     pub errors: Arc<Mutex<Vec<String>>>,
     adapter: wgpu::Adapter,
     probes: OnceLock<Probes>,
-    subgroup_gpu: OnceLock<Result<Gpu, String>>,
     zeroing: OnceLock<Box<Device>>,
     variants: [OnceLock<Box<Device>>; KernelVariant::ALL.len()],
     litter: OnceLock<Litter>,
@@ -104,9 +103,8 @@ impl Adapter {
             .map_err(Clone::clone)
     }
 
-    /// Another device of the adapter, with those of the `optional` features that it has, and of those that kernel variants
-    /// use. The library's own pipelines
-    /// are not compiled yet, and nothing is tested: for measurements.
+    /// Another device of the adapter, with those of the `optional` features that it has, and of those that kernel
+    /// variants use. The library's own pipelines are not compiled yet, and nothing is tested: for measurements.
     ///
     /// # Errors
     /// Why the adapter gives none.
@@ -144,7 +142,6 @@ impl Adapter {
             errors,
             adapter: self.adapter.clone(),
             probes: OnceLock::new(),
-            subgroup_gpu: OnceLock::new(),
             zeroing: OnceLock::new(),
             variants: Default::default(),
             litter: OnceLock::new(),
@@ -156,31 +153,6 @@ impl Device {
     /// All probes, run at the first call.
     pub fn probes(&self) -> &Probes {
         self.probes.get_or_init(|| Probes::run(self))
-    }
-
-    /// A second device of the adapter with subgroup operations, which the device under test has no use for; `None` if
-    /// the adapter lacks them. Like that one it is opened once in a process and never dropped.
-    pub fn subgroup_gpu(&self) -> Option<Result<&Gpu, String>> {
-        if !self.adapter.features().contains(wgpu::Features::SUBGROUP) {
-            return None;
-        }
-        let open = || {
-            let descriptor = wgpu::DeviceDescriptor {
-                label: Some("subgroups"),
-                required_features: wgpu::Features::SUBGROUP,
-                required_limits: self.adapter.limits(),
-                ..Default::default()
-            };
-            let (device, queue) = pollster::block_on(self.adapter.request_device(&descriptor))
-                .map_err(|e| e.to_string())?;
-            Gpu::new(device, queue, GpuOptions::default()).map_err(|e| e.to_string())
-        };
-        Some(
-            self.subgroup_gpu
-                .get_or_init(open)
-                .as_ref()
-                .map_err(Clone::clone),
-        )
     }
 
     /// The smallest and largest subgroup size that the adapter reports.
@@ -257,7 +229,6 @@ impl Device {
                 driver: self.driver.clone(),
                 adapter: self.adapter.clone(),
                 probes: OnceLock::new(),
-                subgroup_gpu: OnceLock::new(),
                 arithmetic: self.arithmetic,
                 errors: self.errors.clone(),
                 zeroing: OnceLock::new(),
