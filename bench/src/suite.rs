@@ -352,7 +352,7 @@ impl Bench {
         let median = measured.time.median_ns;
         Ok(Row {
             kernel: job.kernel,
-            variant: "portable".to_owned(),
+            variant: self.gpu.variant(job.shape.head_dim)?.name().to_owned(),
             shape: job.shape.to_string(),
             n_heads: job.shape.n_heads,
             n_kv_heads: job.shape.n_kv_heads,
