@@ -2,9 +2,10 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 use core::time::Duration;
+use std::collections::HashMap;
 #[cfg(not(target_arch = "wasm32"))]
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::shaders::{Kernel, KernelVariant, constants};
 use crate::{Error, HeadDim};
@@ -46,7 +47,20 @@ struct Inner {
     limits: wgpu::Limits,
     options: GpuOptions,
     pipelines: [OnceLock<Pipelines>; 4],
+    compiled: Compiled,
     lost: Arc<OnceLock<String>>,
+}
+
+/// What has been compiled for a device, under whatever options, so that no pipeline is compiled twice.
+type Compiled = Arc<Mutex<HashMap<PipelineKey, wgpu::ComputePipeline>>>;
+
+/// All that a pipeline depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct PipelineKey {
+    kernel: Kernel,
+    variant: KernelVariant,
+    head_dim: HeadDim,
+    zero_workgroup_memory: bool,
 }
 
 /// The pipelines of one head dimension.
@@ -90,14 +104,16 @@ impl Gpu {
                 limits,
                 options,
                 pipelines: Default::default(),
+                compiled: Compiled::default(),
                 lost: Arc::new(OnceLock::new()),
             }),
         })
     }
 
-    /// The same device and queue, with pipelines of its own that are built as `options` say.
+    /// The same device and queue, with pipelines that are built as `options` say.
     ///
-    /// Unlike a second [`Gpu::new`], it knows of the device's loss what this one does.
+    /// Unlike a second [`Gpu::new`], it knows of the device's loss what this one does, and shares those pipelines
+    /// that are the same for both.
     #[must_use]
     pub fn with_options(&self, options: GpuOptions) -> Self {
         Self {
@@ -107,6 +123,7 @@ impl Gpu {
                 limits: self.inner.limits.clone(),
                 options,
                 pipelines: Default::default(),
+                compiled: self.inner.compiled.clone(),
                 lost: self.inner.lost.clone(),
             }),
         }
@@ -252,12 +269,25 @@ impl Gpu {
         let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
         let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let mut compiled = Vec::new();
+        let mut pipeline = |kernel: Kernel| {
+            let key = PipelineKey {
+                kernel,
+                variant: kernel.version(variant),
+                head_dim,
+                zero_workgroup_memory: self.inner.options.zero_workgroup_memory,
+            };
+            let known = self.compiled().get(&key).cloned();
+            let pipeline = known.unwrap_or_else(|| self.pipeline(key));
+            compiled.push((key, pipeline.clone()));
+            pipeline
+        };
         let pipelines = Pipelines {
-            encode_keys: self.pipeline(Kernel::EncodeKeys, variant, head_dim),
-            encode_values: self.pipeline(Kernel::EncodeValues, variant, head_dim),
-            rotate_queries: self.pipeline(Kernel::RotateQueries, variant, head_dim),
-            attention: self.pipeline(Kernel::Attention, variant, head_dim),
-            merge_attention: self.pipeline(Kernel::MergeAttention, variant, head_dim),
+            encode_keys: pipeline(Kernel::EncodeKeys),
+            encode_values: pipeline(Kernel::EncodeValues),
+            rotate_queries: pipeline(Kernel::RotateQueries),
+            attention: pipeline(Kernel::Attention),
+            merge_attention: pipeline(Kernel::MergeAttention),
         };
         let errors = [memory.pop(), internal.pop(), validation.pop()];
         for error in errors {
@@ -265,28 +295,31 @@ impl Gpu {
                 return Err(self.explain(Error::from_wgpu(error)));
             }
         }
+        self.compiled().extend(compiled);
         Ok(pipelines)
     }
 
-    fn pipeline(
-        &self,
-        kernel: Kernel,
-        variant: KernelVariant,
-        head_dim: HeadDim,
-    ) -> wgpu::ComputePipeline {
+    fn compiled(&self) -> MutexGuard<'_, HashMap<PipelineKey, wgpu::ComputePipeline>> {
+        // Each entry is whole, whatever became of the thread that put it there.
+        let compiled = self.inner.compiled.lock();
+        compiled.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pipeline(&self, key: PipelineKey) -> wgpu::ComputePipeline {
         let device = &self.inner.device;
+        let name = key.kernel.name();
         let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
-            label: Some(kernel.name()),
-            source: wgpu::ShaderSource::Wgsl(kernel.source(variant).into()),
+            label: Some(name),
+            source: wgpu::ShaderSource::Wgsl(key.kernel.source(key.variant).into()),
         });
         device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(kernel.name()),
+            label: Some(name),
             layout: None,
             module: &module,
-            entry_point: Some(kernel.name()),
+            entry_point: Some(name),
             compilation_options: wgpu::PipelineCompilationOptions {
-                constants: &constants(head_dim),
-                zero_initialize_workgroup_memory: self.inner.options.zero_workgroup_memory,
+                constants: &constants(key.head_dim),
+                zero_initialize_workgroup_memory: key.zero_workgroup_memory,
             },
             cache: None,
         })

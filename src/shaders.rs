@@ -77,8 +77,17 @@ impl Kernel {
         }
     }
 
-    /// The WGSL files that make up the kernel's module, in order, as (name, text). A kernel without a version of
-    /// its own for a variant has the portable one.
+    /// The variant that runs where `wanted` is asked for: a kernel without a version of its own for a variant has
+    /// the portable one.
+    #[must_use]
+    pub const fn version(self, wanted: KernelVariant) -> KernelVariant {
+        match self {
+            Self::Attention => wanted,
+            _ => KernelVariant::Portable,
+        }
+    }
+
+    /// The WGSL files that make up the kernel's module, in order, as (name, text); see [`Kernel::version`].
     #[must_use]
     pub const fn files(self, variant: KernelVariant) -> &'static [(&'static str, &'static str)] {
         macro_rules! files {
@@ -174,6 +183,19 @@ mod tests {
                 .map(|e| e.name.as_str())
                 .collect();
             assert_eq!(names, [kernel.name()]);
+        }
+    }
+
+    #[test]
+    fn versions_are_told_apart_by_their_files() {
+        for kernel in Kernel::ALL {
+            for variant in KernelVariant::ALL {
+                assert_eq!(
+                    kernel.files(variant) == kernel.files(KernelVariant::Portable),
+                    kernel.version(variant) == KernelVariant::Portable,
+                    "{kernel:?} {variant:?}"
+                );
+            }
         }
     }
 }
