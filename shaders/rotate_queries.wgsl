@@ -3,30 +3,10 @@
 //
 // One workgroup takes VECTORS vectors, VECTOR_LANES lanes each.
 
-struct RotateParams {
-    // rows * n_heads.
-    n_vectors: u32,
-    // First elements of the source and of the rotated queries.
-    source_start: u32,
-    rotated_start: u32,
-    // Index of the counter of queries zeroed as non-finite.
-    counter: u32,
-    polar: array<vec4<u32>, 2>,
-    jl: array<vec4<u32>, 2>,
-}
-
-@group(0) @binding(0) var<uniform> params: RotateParams;
-// [rows, n_heads, HEAD_DIM] f32, read as bits since it may hold anything.
-@group(0) @binding(1) var<storage, read> source: array<u32>;
 // [rows, n_heads, 2, HEAD_DIM] f32: the rotated query, then the twice rotated one.
 @group(0) @binding(2) var<storage, read_write> rotated: array<f32>;
-@group(0) @binding(3) var<storage, read_write> counters: array<atomic<u32>>;
 
 var<workgroup> lane_bits: array<u32, 64>;
-
-fn source_element(vector: u32, element: u32) -> u32 {
-    return source[params.source_start + vector * HEAD_DIM + element];
-}
 
 @compute @workgroup_size(64)
 fn rotate_queries(

@@ -82,8 +82,8 @@ impl Kernel {
     #[must_use]
     pub const fn version(self, wanted: KernelVariant) -> KernelVariant {
         match self {
-            Self::Attention => wanted,
-            _ => KernelVariant::Portable,
+            Self::MergeAttention => KernelVariant::Portable,
+            _ => wanted,
         }
     }
 
@@ -96,9 +96,41 @@ impl Kernel {
             };
         }
         match self {
-            Self::EncodeKeys => files!["common.wgsl", "encode.wgsl", "encode_keys.wgsl"],
-            Self::EncodeValues => files!["common.wgsl", "encode.wgsl", "encode_values.wgsl"],
-            Self::RotateQueries => files!["common.wgsl", "rotate_queries.wgsl"],
+            Self::EncodeKeys => match variant {
+                KernelVariant::Portable => {
+                    files!["common.wgsl", "encode.wgsl", "encode_keys.wgsl"]
+                }
+                KernelVariant::Subgroup => files![
+                    "common.wgsl",
+                    "encode.wgsl",
+                    "common_subgroup.wgsl",
+                    "encode_subgroup.wgsl",
+                    "encode_keys_subgroup.wgsl"
+                ],
+            },
+            Self::EncodeValues => match variant {
+                KernelVariant::Portable => {
+                    files!["common.wgsl", "encode.wgsl", "encode_values.wgsl"]
+                }
+                KernelVariant::Subgroup => files![
+                    "common.wgsl",
+                    "encode.wgsl",
+                    "common_subgroup.wgsl",
+                    "encode_subgroup.wgsl",
+                    "encode_values_subgroup.wgsl"
+                ],
+            },
+            Self::RotateQueries => match variant {
+                KernelVariant::Portable => {
+                    files!["common.wgsl", "rotate_params.wgsl", "rotate_queries.wgsl"]
+                }
+                KernelVariant::Subgroup => files![
+                    "common.wgsl",
+                    "rotate_params.wgsl",
+                    "common_subgroup.wgsl",
+                    "rotate_queries_subgroup.wgsl"
+                ],
+            },
             Self::Attention => match variant {
                 KernelVariant::Portable => files![
                     "common.wgsl",
