@@ -14,8 +14,6 @@ use crate::{Error, Gain, Gpu, HeadDim, Pending, Rotation, gate};
 
 /// Split lengths that are multiples of this leave no lane of `attention` idle.
 const TILE: u32 = 64;
-/// Query vectors of one KV head that a workgroup of `attention` takes: its `BLOCK`.
-const BLOCK: u64 = 4;
 /// The automatic split length is at least this: shorter splits cost more in merging than they
 /// bring in parallel work.
 const SHORTEST_AUTOMATIC_SPLIT: u32 = 256;
@@ -642,7 +640,11 @@ impl Cache {
         // `visible` is at most the length, a u32.
         let visible = visible as u32;
         let group_heads = u64::from(queries.n_heads / shape.n_kv_heads);
-        let blocks = |rows: u64| (rows * group_heads).div_ceil(BLOCK) * u64::from(shape.n_kv_heads);
+        let pipelines = self.gpu.pipelines(head_dim)?;
+        let attention = pipelines.attention(u64::from(end - start) * group_heads);
+        let blocks = |rows: u64| {
+            (rows * group_heads).div_ceil(attention.block) * u64::from(shape.n_kv_heads)
+        };
         let split_len = match attend.split {
             KvSplit::Len(len) => len.get(),
             KvSplit::Automatic => automatic_split_len(blocks(u64::from(end - start)), visible),
@@ -713,9 +715,8 @@ impl Cache {
                     padding: 0,
                     polar: found.rotation.polar.words(),
                 };
-                let pipelines = self.gpu.pipelines(head_dim)?;
                 dispatches.push(self.dispatch(
-                    &pipelines.attention,
+                    &attention.pipeline,
                     bytes_of(&params),
                     &[
                         found.keys.buffer.as_entire_buffer_binding(),

@@ -33,6 +33,11 @@ pub struct GpuOptions {
     /// The variant that every kernel has to be of; by default the fastest one that the device can run, for each
     /// head dimension.
     pub variant: Option<KernelVariant>,
+    /// Opts in to attention by cooperative matrices, for passes of many query rows: what [`KernelVariant::matrix`]
+    /// says of the device's adapter. It is an experimental feature of wgpu, for which the device has to have been
+    /// requested (see [`Gpu::open_experimental`]). Operands are f16, so that results are less accurate: a query's
+    /// elements and the weights are off by up to 2^-11 of themselves.
+    pub matrix: Option<KernelVariant>,
 }
 
 /// A device and queue with this crate's pipelines. Cheap to clone.
@@ -68,8 +73,30 @@ pub(crate) struct Pipelines {
     pub encode_keys: wgpu::ComputePipeline,
     pub encode_values: wgpu::ComputePipeline,
     pub rotate_queries: wgpu::ComputePipeline,
-    pub attention: wgpu::ComputePipeline,
+    attention: AttentionPipeline,
+    /// For passes of many query rows, where it is another.
+    attention_of_many: Option<AttentionPipeline>,
     pub merge_attention: wgpu::ComputePipeline,
+}
+
+/// A pipeline of `attention`.
+pub(crate) struct AttentionPipeline {
+    pub pipeline: wgpu::ComputePipeline,
+    /// Query vectors of one KV head that a workgroup takes.
+    pub block: u64,
+}
+
+/// From so many query vectors of a KV head on, matrices are worth their unpacking.
+const MANY_VECTORS: u64 = 32;
+
+impl Pipelines {
+    /// The pipeline for `vectors` query vectors of each KV head.
+    pub(crate) fn attention(&self, vectors: u64) -> &AttentionPipeline {
+        match &self.attention_of_many {
+            Some(of_many) if vectors >= MANY_VECTORS => of_many,
+            _ => &self.attention,
+        }
+    }
 }
 
 impl std::fmt::Debug for Gpu {
@@ -136,6 +163,19 @@ impl Gpu {
     /// [`Error::AdapterUnusable`] if the adapter lacks compute shaders or a limit that the kernels need, or
     /// gives no device.
     pub async fn open(adapter: &wgpu::Adapter, options: GpuOptions) -> Result<Self, Error> {
+        Self::open_experimental(adapter, options, wgpu::ExperimentalFeatures::disabled()).await
+    }
+
+    /// As [`Gpu::open`], with the experimental features that [`GpuOptions::matrix`] needs if the caller has
+    /// them enabled.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub async fn open_experimental(
+        adapter: &wgpu::Adapter,
+        options: GpuOptions,
+        experimental_features: wgpu::ExperimentalFeatures,
+    ) -> Result<Self, Error> {
         let flags = adapter.get_downlevel_capabilities().flags;
         if !flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
             return Err(Error::AdapterUnusable(
@@ -144,11 +184,16 @@ impl Gpu {
         }
         let limits = adapter.limits();
         check_limits(&limits)?;
+        let mut wanted = KernelVariant::Subgroup.features();
+        if let (Some(matrix), true) = (options.matrix, experimental_features.is_enabled()) {
+            wanted |= matrix.features();
+        }
         let (device, queue) = adapter
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("turboquant"),
-                required_features: adapter.features() & KernelVariant::Subgroup.features(),
+                required_features: adapter.features() & wanted,
                 required_limits: limits,
+                experimental_features,
                 ..Default::default()
             })
             .await
@@ -209,7 +254,10 @@ impl Gpu {
     /// The variant of the kernels of a head dimension: the forced one, or the fastest that the device can run.
     ///
     /// [`KernelVariant::Subgroup`] needs the feature `SUBGROUP`, and the lanes that share a vector, one for
-    /// each 16 elements, to fit into the smallest subgroup; and no subgroup larger than a workgroup of 64.
+    /// each 16 elements, to fit into the smallest subgroup; and no subgroup larger than a workgroup of 64. A matrix
+    /// variant has to be opted in to ([`GpuOptions::matrix`]), needs its features, subgroups of one size, and room
+    /// in a workgroup, and takes head dimensions of two to eight matrices. Without being forced it is no answer of
+    /// this function: it then runs in passes of many query rows, beside the variant that this names.
     ///
     /// # Errors
     /// [`Error::AdapterUnusable`] if a variant was forced that the device cannot run.
@@ -217,13 +265,16 @@ impl Gpu {
         let info = self.inner.device.adapter_info();
         match self.inner.options.variant {
             Some(forced) if !self.runs(forced, head_dim) => Err(Error::AdapterUnusable(format!(
-                "variant {} at head_dim {head_dim}: expected the feature SUBGROUP and subgroups of {} to \
-                 {SUBGROUP_LANES} lanes, found {:?} and {} to {}",
+                "variant {} at head_dim {head_dim}: found features {:?}, subgroups of {} to {} lanes, and {} opted \
+                 in to; expected what Gpu::variant says of it",
                 forced.name(),
-                head_dim.get_u32() / 16,
                 self.inner.device.features() & forced.features(),
                 info.subgroup_min_size,
                 info.subgroup_max_size,
+                self.inner
+                    .options
+                    .matrix
+                    .map_or("no matrices", KernelVariant::name),
             ))),
             Some(forced) => Ok(forced),
             None if self.runs(KernelVariant::Subgroup, head_dim) => Ok(KernelVariant::Subgroup),
@@ -242,6 +293,21 @@ impl Gpu {
                 device.features().contains(variant.features())
                     && info.subgroup_min_size >= head_dim.get_u32() / 16
                     && info.subgroup_max_size <= SUBGROUP_LANES
+            }
+            KernelVariant::Matrix8 | KernelVariant::Matrix16 => {
+                let side = variant.matrix_side().unwrap_or(1);
+                let lanes = variant.attention_lanes(info.subgroup_max_size);
+                let limits = self.limits();
+                self.inner.options.matrix == Some(variant)
+                    && device.features().contains(variant.features())
+                    && self.runs(KernelVariant::Subgroup, head_dim)
+                    && info.subgroup_min_size == info.subgroup_max_size
+                    && info.subgroup_max_size.is_multiple_of(side)
+                    && (2..=8).contains(&(head_dim.get_u32() / side))
+                    && lanes <= limits.max_compute_invocations_per_workgroup
+                    && lanes <= limits.max_compute_workgroup_size_x
+                    && KernelVariant::matrix_workgroup_bytes(side)
+                        <= limits.max_compute_workgroup_storage_size
             }
         }
     }
@@ -270,7 +336,7 @@ impl Gpu {
         let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
         let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let mut compiled = Vec::new();
-        let mut pipeline = |kernel: Kernel| {
+        let mut of_variant = |kernel: Kernel, variant| {
             let key = PipelineKey {
                 kernel,
                 variant: kernel.version(variant),
@@ -282,11 +348,20 @@ impl Gpu {
             compiled.push((key, pipeline.clone()));
             pipeline
         };
+        let mut attention = |variant: KernelVariant| AttentionPipeline {
+            pipeline: of_variant(Kernel::Attention, variant),
+            block: u64::from(variant.attention_block()),
+        };
+        let many = self.inner.options.matrix;
+        let many = many.filter(|&many| many != variant && self.runs(many, head_dim));
+        let (attention, attention_of_many) = (attention(variant), many.map(attention));
+        let mut pipeline = |kernel| of_variant(kernel, variant);
         let pipelines = Pipelines {
             encode_keys: pipeline(Kernel::EncodeKeys),
             encode_values: pipeline(Kernel::EncodeValues),
             rotate_queries: pipeline(Kernel::RotateQueries),
-            attention: pipeline(Kernel::Attention),
+            attention,
+            attention_of_many,
             merge_attention: pipeline(Kernel::MergeAttention),
         };
         let errors = [memory.pop(), internal.pop(), validation.pop()];
@@ -318,7 +393,12 @@ impl Gpu {
             module: &module,
             entry_point: Some(name),
             compilation_options: wgpu::PipelineCompilationOptions {
-                constants: &constants(key.head_dim),
+                constants: &constants(
+                    key.kernel,
+                    key.variant,
+                    key.head_dim,
+                    device.adapter_info().subgroup_max_size,
+                ),
                 zero_initialize_workgroup_memory: key.zero_workgroup_memory,
             },
             cache: None,

@@ -24,11 +24,26 @@ pub enum KernelVariant {
     Portable,
     /// Subgroup operations where they help (feature `SUBGROUP`).
     Subgroup,
+    /// Attention of many query rows by cooperative matrices of 8 × 8, f16 operands and f32 sums; the other kernels
+    /// are the subgroup variant's. Experimental in wgpu, and so opt-in: see [`crate::GpuOptions::matrix`].
+    Matrix8,
+    /// The same by matrices of 16 × 16.
+    Matrix16,
 }
+
+/// Query vectors of one KV head that a workgroup of `attention` takes in the variants without matrices (`BLOCK`).
+const BLOCK: u32 = 4;
+/// The same with matrices (`MATRIX_BLOCK`).
+const MATRIX_BLOCK: u32 = 64;
 
 impl KernelVariant {
     /// Every variant.
-    pub const ALL: [Self; 2] = [Self::Portable, Self::Subgroup];
+    pub const ALL: [Self; 4] = [
+        Self::Portable,
+        Self::Subgroup,
+        Self::Matrix8,
+        Self::Matrix16,
+    ];
 
     /// Name of the variant.
     #[must_use]
@@ -36,6 +51,8 @@ impl KernelVariant {
         match self {
             Self::Portable => "portable",
             Self::Subgroup => "subgroup",
+            Self::Matrix8 => "matrix8",
+            Self::Matrix16 => "matrix16",
         }
     }
 
@@ -45,7 +62,70 @@ impl KernelVariant {
         match self {
             Self::Portable => wgpu::Features::empty(),
             Self::Subgroup => wgpu::Features::SUBGROUP,
+            Self::Matrix8 | Self::Matrix16 => wgpu::Features::SUBGROUP
+                .union(wgpu::Features::SHADER_F16)
+                .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
         }
+    }
+
+    /// Rows and columns of its matrices, if it uses any.
+    #[must_use]
+    pub const fn matrix_side(self) -> Option<u32> {
+        match self {
+            Self::Portable | Self::Subgroup => None,
+            Self::Matrix8 => Some(8),
+            Self::Matrix16 => Some(16),
+        }
+    }
+
+    /// The matrix variant that an adapter offers, if it does: for [`crate::GpuOptions::matrix`].
+    #[must_use]
+    pub fn matrix(adapter: &wgpu::Adapter) -> Option<Self> {
+        if !adapter.features().contains(Self::Matrix16.features()) {
+            return None;
+        }
+        let offered = adapter.cooperative_matrix_properties();
+        [Self::Matrix16, Self::Matrix8].into_iter().find(|variant| {
+            offered.iter().any(|p| {
+                let side = variant.matrix_side();
+                [p.m_size, p.n_size, p.k_size]
+                    .into_iter()
+                    .all(|s| Some(s) == side)
+                    && p.ab_type == wgpu::CooperativeScalarType::F16
+                    && p.cr_type == wgpu::CooperativeScalarType::F32
+            })
+        })
+    }
+
+    /// Query vectors of one KV head that a workgroup of `attention` takes.
+    pub(crate) const fn attention_block(self) -> u32 {
+        match self.matrix_side() {
+            None => BLOCK,
+            Some(_) => MATRIX_BLOCK,
+        }
+    }
+
+    /// Lanes of a workgroup of `attention`, on a device with subgroups of `subgroup` lanes.
+    pub(crate) const fn attention_lanes(self, subgroup: u32) -> u32 {
+        match self.matrix_side() {
+            None => 64,
+            Some(side) => MATRIX_BLOCK / side * subgroup,
+        }
+    }
+
+    /// Bytes of workgroup memory of `attention` with matrices: tiles, scratch, weights and factors, with some to
+    /// spare.
+    pub(crate) const fn matrix_workgroup_bytes(side: u32) -> u32 {
+        let tile = 2 * side;
+        let rows = if 3 * tile > MATRIX_BLOCK {
+            3 * tile
+        } else {
+            MATRIX_BLOCK
+        };
+        rows * (2 * side + 2) * 8
+            + MATRIX_BLOCK / side * (2 * tile * side * 4 + tile * side * 2)
+            + tile * 16
+            + 64
     }
 
     /// The variant of this name.
@@ -78,12 +158,16 @@ impl Kernel {
     }
 
     /// The variant that runs where `wanted` is asked for: a kernel without a version of its own for a variant has
-    /// the portable one.
+    /// the portable one, or that of subgroups in place of matrices.
     #[must_use]
     pub const fn version(self, wanted: KernelVariant) -> KernelVariant {
         match self {
             Self::MergeAttention => KernelVariant::Portable,
-            _ => wanted,
+            Self::Attention => wanted,
+            Self::EncodeKeys | Self::EncodeValues | Self::RotateQueries => match wanted {
+                KernelVariant::Portable => KernelVariant::Portable,
+                _ => KernelVariant::Subgroup,
+            },
         }
     }
 
@@ -100,7 +184,7 @@ impl Kernel {
                 KernelVariant::Portable => {
                     files!["common.wgsl", "encode.wgsl", "encode_keys.wgsl"]
                 }
-                KernelVariant::Subgroup => files![
+                _ => files![
                     "common.wgsl",
                     "encode.wgsl",
                     "common_subgroup.wgsl",
@@ -112,7 +196,7 @@ impl Kernel {
                 KernelVariant::Portable => {
                     files!["common.wgsl", "encode.wgsl", "encode_values.wgsl"]
                 }
-                KernelVariant::Subgroup => files![
+                _ => files![
                     "common.wgsl",
                     "encode.wgsl",
                     "common_subgroup.wgsl",
@@ -124,7 +208,7 @@ impl Kernel {
                 KernelVariant::Portable => {
                     files!["common.wgsl", "rotate_params.wgsl", "rotate_queries.wgsl"]
                 }
-                KernelVariant::Subgroup => files![
+                _ => files![
                     "common.wgsl",
                     "rotate_params.wgsl",
                     "common_subgroup.wgsl",
@@ -144,6 +228,18 @@ impl Kernel {
                     "attention_block.wgsl",
                     "attention_subgroup.wgsl"
                 ],
+                KernelVariant::Matrix8 => files![
+                    "matrix_8.wgsl",
+                    "common.wgsl",
+                    "attention_params.wgsl",
+                    "attention_matrix.wgsl"
+                ],
+                KernelVariant::Matrix16 => files![
+                    "matrix_16.wgsl",
+                    "common.wgsl",
+                    "attention_params.wgsl",
+                    "attention_matrix.wgsl"
+                ],
             },
             Self::MergeAttention => {
                 files![
@@ -162,17 +258,53 @@ impl Kernel {
     }
 }
 
-/// Values of the `override` constants for one head dimension.
+/// Values of the `override` constants of a kernel for one head dimension, on a device with subgroups of `subgroup`
+/// lanes (which only the matrix variants ask for).
 #[must_use]
-pub fn constants(head_dim: HeadDim) -> [(&'static str, f64); 5] {
+pub fn constants(
+    kernel: Kernel,
+    variant: KernelVariant,
+    head_dim: HeadDim,
+    subgroup: u32,
+) -> Vec<(&'static str, f64)> {
     let book = head_dim.codebook();
-    [
+    let mut constants = vec![
         ("HEAD_DIM", f64::from(head_dim.get_u32())),
         ("INV_SQRT_HEAD_DIM", f64::from(head_dim.inv_sqrt())),
         ("BOUNDARY", f64::from(book.boundaries[2])),
         ("CENTROID_INNER", f64::from(book.centroids[2])),
         ("CENTROID_OUTER", f64::from(book.centroids[3])),
-    ]
+    ];
+    if kernel == Kernel::Attention && variant.matrix_side().is_some() {
+        let [inner, outer, unit] = matrix_centroids(head_dim);
+        constants.extend([
+            ("SUBGROUP_LANES", f64::from(subgroup)),
+            ("MATRIX_INNER", inner),
+            ("MATRIX_OUTER", outer),
+            ("MATRIX_UNIT", unit),
+        ]);
+    }
+    constants
+}
+
+/// Two numbers that f16 holds in the ratio of the centroids, as nearly as any of 11 bits are, and the
+/// unit that makes them the centroids: [inner, outer, unit].
+#[must_use]
+pub fn matrix_centroids(head_dim: HeadDim) -> [f64; 3] {
+    let book = head_dim.codebook();
+    let (inner, outer) = (f64::from(book.centroids[2]), f64::from(book.centroids[3]));
+    let mut best = [1.0, 1.0, f64::INFINITY];
+    // Significands of the inner one; the outer one is rounded to f16.
+    for significand in 1024..2048 {
+        let first = f64::from(significand) / 1024.0;
+        let second = f64::from(half::f16::from_f64(first * outer / inner));
+        let error = (second / first * inner / outer - 1.0).abs();
+        if error < best[2] {
+            best = [first, second, error];
+        }
+    }
+    let [first, second, _] = best;
+    [first, second, inner / first]
 }
 
 #[cfg(test)]
@@ -198,6 +330,13 @@ mod tests {
                     SubgroupOperationSet::empty(),
                     ShaderStages::empty(),
                 ),
+                KernelVariant::Matrix8 | KernelVariant::Matrix16 => (
+                    Capabilities::SUBGROUP
+                        | Capabilities::SHADER_FLOAT16
+                        | Capabilities::COOPERATIVE_MATRIX,
+                    SubgroupOperationSet::all(),
+                    ShaderStages::COMPUTE,
+                ),
                 KernelVariant::Subgroup => (
                     Capabilities::SUBGROUP,
                     SubgroupOperationSet::all(),
@@ -222,11 +361,26 @@ mod tests {
     fn versions_are_told_apart_by_their_files() {
         for kernel in Kernel::ALL {
             for variant in KernelVariant::ALL {
-                assert_eq!(
-                    kernel.files(variant) == kernel.files(KernelVariant::Portable),
-                    kernel.version(variant) == KernelVariant::Portable,
-                    "{kernel:?} {variant:?}"
-                );
+                for other in KernelVariant::ALL {
+                    assert_eq!(
+                        kernel.files(variant) == kernel.files(other),
+                        kernel.version(variant) == kernel.version(other),
+                        "{kernel:?} {variant:?} {other:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn f16_keeps_the_ratio_of_the_centroids() {
+        for head_dim in HeadDim::ALL {
+            let book = head_dim.codebook();
+            let [inner, outer, unit] = matrix_centroids(head_dim);
+            for (number, centroid) in [(inner, book.centroids[2]), (outer, book.centroids[3])] {
+                assert_eq!(f64::from(half::f16::from_f64(number)), number);
+                let error = (number * unit / f64::from(centroid) - 1.0).abs();
+                assert!(error < 1.0 / f64::from(1 << 19), "{head_dim}: {error:e}");
             }
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use turboquant_wgpu::{Error, Gpu, GpuOptions, HeadDim, KernelVariant, Pending};
 
 use crate::arithmetic::Arithmetic;
+use crate::experimental;
 use crate::litter::Litter;
 use crate::probes::{self, Probes};
 use crate::self_test;
@@ -31,6 +32,8 @@ pub struct Device {
     pub driver: String,
     /// How its arithmetic rounds, as the probes established.
     pub arithmetic: Arithmetic,
+    /// The matrix variant that the adapter offers.
+    matrix: Option<KernelVariant>,
     /// Errors that wgpu reported outside any call.
     pub errors: Arc<Mutex<Vec<String>>>,
     adapter: wgpu::Adapter,
@@ -116,6 +119,7 @@ impl Adapter {
                     .into_iter()
                     .fold(optional, |all, variant| all | variant.features()),
             required_limits: self.adapter.limits(),
+            experimental_features: experimental::features(),
             ..Default::default()
         };
         let (device, queue) = pollster::block_on(self.adapter.request_device(&descriptor))
@@ -124,8 +128,19 @@ impl Adapter {
     }
 
     fn open(&self) -> Result<Device, String> {
-        let gpu = pollster::block_on(Gpu::open(&self.adapter, GpuOptions::default()))
-            .map_err(|e| e.to_string())?;
+        let matrix = KernelVariant::matrix(&self.adapter);
+        let options = GpuOptions {
+            matrix,
+            ..GpuOptions::default()
+        };
+        // Matrices are for the cases that ask for them.
+        let gpu = pollster::block_on(Gpu::open_experimental(
+            &self.adapter,
+            options,
+            experimental::features(),
+        ))
+        .map_err(|e| e.to_string())?
+        .with_options(GpuOptions::default());
         let errors: Arc<Mutex<Vec<String>>> = Arc::default();
         let sink = errors.clone();
         gpu.device().on_uncaptured_error(Arc::new(move |error| {
@@ -139,6 +154,7 @@ impl Adapter {
             label: self.label(),
             driver: format!("{} {}", self.info.driver, self.info.driver_info),
             arithmetic,
+            matrix,
             errors,
             adapter: self.adapter.clone(),
             probes: OnceLock::new(),
@@ -194,24 +210,33 @@ impl Device {
         let runs = |&variant: &KernelVariant| {
             HeadDim::ALL
                 .into_iter()
-                .any(|head_dim| self.gpu.runs(variant, head_dim))
+                .any(|head_dim| self.forcing(variant).1.runs(variant, head_dim))
         };
         KernelVariant::ALL.into_iter().filter(runs).collect()
+    }
+
+    /// The options that force a variant, and the device with them. Nothing is compiled yet.
+    fn forcing(&self, variant: KernelVariant) -> (GpuOptions, Gpu) {
+        let options = GpuOptions {
+            variant: Some(variant),
+            matrix: self.matrix,
+            ..self.gpu.options()
+        };
+        (options, self.gpu.with_options(options))
     }
 
     /// The same device and queue, with the kernels of `variant`; those of the library's choice where it is `None`
     /// or the device cannot run it.
     pub fn of_variant(&self, variant: Option<KernelVariant>, head_dim: HeadDim) -> &Self {
-        match variant {
-            Some(forced) if self.gpu.runs(forced, head_dim) => {
-                let options = GpuOptions {
-                    variant,
-                    ..self.gpu.options()
-                };
-                // The label stays: the variant is part of the case.
-                self.with_options(&self.variants[forced as usize], options, self.label.clone())
-            }
-            _ => self,
+        let Some(forced) = variant else {
+            return self;
+        };
+        let (options, gpu) = self.forcing(forced);
+        if gpu.runs(forced, head_dim) {
+            // The label stays: the variant is part of the case.
+            self.with_options(&self.variants[forced as usize], options, self.label.clone())
+        } else {
+            self
         }
     }
 
@@ -230,6 +255,7 @@ impl Device {
                 adapter: self.adapter.clone(),
                 probes: OnceLock::new(),
                 arithmetic: self.arithmetic,
+                matrix: self.matrix,
                 errors: self.errors.clone(),
                 zeroing: OnceLock::new(),
                 variants: Default::default(),

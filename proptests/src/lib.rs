@@ -1,4 +1,4 @@
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![warn(missing_docs)]
 //! `tqcheck` proves the kernels of `turboquant-wgpu` right on the adapter in front of you.
 //!
@@ -11,6 +11,7 @@ pub mod adapters;
 pub mod arithmetic;
 pub mod case;
 pub mod commands;
+mod experimental;
 pub mod fixture;
 pub mod fuzzing;
 pub mod generators;

@@ -310,6 +310,7 @@ fn judge(
         .iter()
         .map(|v| Value::new(rotation, v))
         .collect();
+    let variant = device.gpu.variant(rotation.head_dim())?;
     for row in 0..layer.tokens as usize {
         for head in 0..layer.n_heads {
             let at = (row * layer.n_heads as usize + head as usize) * d;
@@ -321,7 +322,7 @@ fn judge(
             let pass = Pass {
                 arithmetic: device.arithmetic,
                 rotation,
-                depth: Depth::kernel(d, row + 1, row + 1),
+                depth: Depth::of_variant(variant, d, row + 1, row + 1),
                 scale: shape.scale,
                 gain: shape.gain,
             };

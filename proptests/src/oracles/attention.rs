@@ -1,7 +1,7 @@
 //! Oracle of `attention` and `merge_attention`: f64 attention over compressed records.
 
 use turboquant_wgpu::twin::{KeyRecord, ValueRecord};
-use turboquant_wgpu::{Gain, Rotation};
+use turboquant_wgpu::{Gain, KernelVariant, Rotation};
 
 use super::rotate_queries::Bounded;
 use crate::arithmetic::{
@@ -24,9 +24,72 @@ pub struct Depth {
     pub accumulate: usize,
     /// Roundings that a weight passes through in the denominator.
     pub denominator: usize,
+    /// Matrices multiply: operands are f16.
+    pub f16_operands: bool,
+}
+
+/// Errors that f16 operands bring in, besides those of f32 arithmetic (`shaders/attention_matrix.wgsl`).
+#[derive(Clone, Copy, Debug, Default)]
+struct Operands {
+    /// Relative error of an element of a query and of a weight: u of f16, 2^-11 where f32 rounds to nearest.
+    roundoff: f64,
+    /// Relative error of a centroid: the pair of f16 numbers keeps the ratio to 2^-19.
+    centroid: f64,
+    /// Error of a query's element, of its largest element: below 2^-14 of 2^12 it may be flushed.
+    query_floor: f64,
+    /// Relative error of a weight by the reference that it is scaled to and back, in f32: two exps of at most 28.
+    reference: f64,
+    /// Error of a weight times its norm, of the largest: at the reference the largest is at least e^5/2, and below
+    /// 2^-14 it may be flushed.
+    weight_floor: f64,
+}
+
+impl Operands {
+    fn new(arithmetic: Arithmetic, depth: Depth) -> Self {
+        if !depth.f16_operands {
+            return Self::default();
+        }
+        Self {
+            roundoff: arithmetic.unit_roundoff * 8192.0,
+            centroid: 2.0_f64.powi(-19),
+            query_floor: 2.0_f64.powi(-26),
+            reference: 128.0 * ULP,
+            weight_floor: 2.0_f64.powi(-14) / (5.0_f64.exp() / 2.0),
+        }
+    }
 }
 
 impl Depth {
+    /// A variant's, see [`Depth::kernel`] and [`Depth::matrix`].
+    #[must_use]
+    pub fn of_variant(
+        variant: KernelVariant,
+        head_dim: usize,
+        visible: usize,
+        split_len: usize,
+    ) -> Self {
+        match variant.matrix_side() {
+            None => Self::kernel(head_dim, visible, split_len),
+            Some(side) => Self::matrix(side as usize, head_dim, visible, split_len),
+        }
+    }
+
+    /// The matrix variants': sums of products run through the matrices' accumulators, in any order, and each addition
+    /// there may be off by four times the f32 roundoff, since hardware truncates.
+    #[must_use]
+    pub fn matrix(side: usize, head_dim: usize, visible: usize, split_len: usize) -> Self {
+        let own = split_len.min(visible);
+        let steps = own.div_ceil(2 * side);
+        let splits = visible.div_ceil(split_len);
+        Self {
+            score: 4 * head_dim + 6,
+            rescales: steps + 2,
+            accumulate: 4 * own + steps + 4 + 2 * splits,
+            denominator: own + steps + 3 + 2 * splits,
+            f16_operands: true,
+        }
+    }
+
     /// The kernels': a lane sums sixteen dimensions in six roundings, then the words' sums are added. It walks
     /// every (64/(d/16))-th timestep and may rescale at each, then come as many groups, then the
     /// splits.
@@ -41,6 +104,7 @@ impl Depth {
             rescales: steps + 2,
             accumulate: 2 * steps + 2 + groups + 1 + 2 * splits + 2,
             denominator: 2 * steps + groups + 1 + 2 * splits,
+            f16_operands: false,
         }
     }
 
@@ -52,6 +116,7 @@ impl Depth {
             rescales: 0,
             accumulate: visible + 2,
             denominator: visible,
+            f16_operands: false,
         }
     }
 }
@@ -85,7 +150,8 @@ impl Pass<'_> {
     /// Reference and bound of a score.
     ///
     /// s = scale · n · (A + ρ·g·B) with A = Σ q_i·c_i and B = Σ ±j_i. Sums of d terms err by γ·Σ|terms|, and by what
-    /// the query's own errors sum to; each product adds u.
+    /// the query's own errors sum to; each product adds u. f16 operands are off by a share of each term, and by
+    /// a floor of the query's largest element.
     fn score(&self, query: &Query<'_>, key: &Key) -> (f64, f64) {
         let Self {
             arithmetic, depth, ..
@@ -111,8 +177,16 @@ impl Pass<'_> {
         let d = head_dim.get() as f64;
         let tiny = SMALLEST_NORMAL * (d + 4.0);
         let a_carried = query.polar.carried(&key.centroids, key.centroids_l2);
-        let a_error = gamma * (a_abs + a_carried) + a_carried + tiny;
-        let b_error = gamma * (query.jl_l1 + query.jl_carried) + query.jl_carried + tiny;
+        let operands = Operands::new(arithmetic, depth);
+        let floor = operands.query_floor * query.largest;
+        let a_error = (gamma + operands.roundoff + operands.centroid) * (a_abs + a_carried)
+            + a_carried
+            + floor * key.centroids_l1
+            + tiny;
+        let b_error = (gamma + operands.roundoff) * (query.jl_l1 + query.jl_carried)
+            + query.jl_carried
+            + floor * d
+            + tiny;
         let factor = f64::from(key.record.residual_norm) * gain;
         let term_error = factor * b_error + 2.0 * u * factor * (b.abs() + b_error) + tiny;
         let inner = a + factor * b;
@@ -135,6 +209,9 @@ impl Pass<'_> {
     /// each element of the output, since the inverse transform is linear; only the roundings of
     /// the sums, γ·Σ p|v| in the rotated domain, and of the transform spread over the elements. The
     /// denominator adds γ·|O|, the division 2.5 ULP.
+    ///
+    /// With f16 operands the numerator's weights are off on their own, so that nothing cancels: by ε·Σ p|V|, and by
+    /// a floor for each timestep of the largest p·n.
     #[must_use]
     pub fn attention(
         &self,
@@ -194,13 +271,34 @@ impl Pass<'_> {
                 *o += w * v;
             }
         }
+        let operands = Operands::new(arithmetic, depth);
+        let relative = operands.roundoff + operands.reference;
+        let largest_weighted = weights
+            .iter()
+            .zip(values)
+            .fold(0.0_f64, |m, (w, v)| m.max(w * f64::from(v.record.norm)));
+        let floor = operands.weight_floor * largest_weighted;
         let mut deviation = vec![0.0; d];
+        let mut rounded_weights = vec![0.0; d];
         let mut hull = vec![0.0_f64; d];
         for ((w, eta), value) in weights.iter().zip(&etas).zip(values) {
             for i in 0..d {
                 let off = (value.vector[i] - out[i]).abs();
                 deviation[i] += w * eta * off;
                 hull[i] = hull[i].max(off);
+            }
+            if depth.f16_operands {
+                let norm = f64::from(value.record.norm);
+                // With the weight's other errors, its share of the largest may be that much larger.
+                let share = w * (1.0 + eta) * relative
+                    + if norm > 0.0 {
+                        floor * (1.0 + eta) / norm
+                    } else {
+                        0.0
+                    };
+                for (r, v) in rounded_weights.iter_mut().zip(&value.vector) {
+                    *r += share * v.abs();
+                }
             }
         }
         // What the sums round is Σ p̃|v| with the weights as computed: never more than the largest |v|.
@@ -212,7 +310,7 @@ impl Pass<'_> {
         };
         // The sums, the stages of the transform and its factor.
         let roundings = depth.accumulate + head_dim.log2() as usize + 1;
-        let rounded = arithmetic.gamma(roundings) * size;
+        let rounded = (arithmetic.gamma(roundings) + operands.centroid) * size;
         let quotient =
             arithmetic.gamma(depth.denominator + 1) + 3.5 * ULP + inv_sqrt_error(head_dim);
         // Weights cut to 0 or flushed are each below e^-79 of a sum that is at least 1.
@@ -227,6 +325,7 @@ impl Pass<'_> {
                 };
                 by_weights
                     + rounded
+                    + rounded_weights[i] / (1.0 - slack.min(0.5))
                     + quotient * (out[i].abs() + by_weights)
                     + cut * hull[i]
                     + flush
@@ -244,12 +343,57 @@ impl Pass<'_> {
     }
 }
 
+impl Pass<'_> {
+    /// What honest f16 operands give, and otherwise exact arithmetic: the measure of a matrix variant's errors,
+    /// as the twin is of the others'.
+    #[must_use]
+    pub fn with_f16_operands(
+        &self,
+        polar: &Bounded,
+        jl: &Bounded,
+        keys: &[Key],
+        values: &[Value],
+    ) -> Vec<f32> {
+        let rounded = |query: &Bounded| {
+            Bounded::exact(
+                &query
+                    .values
+                    .iter()
+                    .map(|&v| to_eleven_bits(v) as f32)
+                    .collect::<Vec<f32>>(),
+            )
+        };
+        let (polar, jl) = (rounded(polar), rounded(jl));
+        let query = Query::new(&polar, &jl);
+        let scores: Vec<f64> = keys.iter().map(|key| self.score(&query, key).0).collect();
+        let maximum = scores.iter().fold(f64::NEG_INFINITY, |m, &s| m.max(s));
+        let mut out = vec![0.0; self.rotation.head_dim().get()];
+        let mut sum = 0.0;
+        for (score, value) in scores.iter().zip(values) {
+            let weight = (score - maximum).exp();
+            sum += weight;
+            for (o, v) in out.iter_mut().zip(&value.vector) {
+                *o += to_eleven_bits(weight) * v;
+            }
+        }
+        out.iter().map(|o| (o / sum) as f32).collect()
+    }
+}
+
+/// Rounds to the eleven significant bits of a normal f16, of whatever exponent.
+fn to_eleven_bits(v: f64) -> f64 {
+    let bits = v.to_bits() + (1 << 41);
+    f64::from_bits(bits & !((1 << 42) - 1))
+}
+
 /// A query with what its sums have in common for all keys.
 struct Query<'a> {
     polar: &'a Bounded,
     jl: &'a Bounded,
     jl_l1: f64,
     jl_carried: f64,
+    /// Largest magnitude of either rotation's elements.
+    largest: f64,
 }
 
 impl<'a> Query<'a> {
@@ -260,6 +404,11 @@ impl<'a> Query<'a> {
             jl,
             jl_l1: jl.values.iter().map(|v| v.abs()).sum(),
             jl_carried: jl.carried(&ones, l2(&ones)),
+            largest: polar
+                .values
+                .iter()
+                .chain(&jl.values)
+                .fold(0.0, |m, v| m.max(v.abs())),
         }
     }
 }
@@ -271,6 +420,7 @@ pub struct Key {
     pub record: KeyRecord,
     /// centroid(code) of each element.
     centroids: Vec<f64>,
+    centroids_l1: f64,
     centroids_l2: f64,
     /// ±1 of each element.
     signs: Vec<f64>,
@@ -289,6 +439,7 @@ impl Key {
             .collect();
         Self {
             record: record.clone(),
+            centroids_l1: centroids.iter().map(|c| c.abs()).sum(),
             centroids_l2: l2(&centroids),
             centroids,
             signs: elements

@@ -305,7 +305,12 @@ fn evaluate_in(
         if let [shared @ .., _entry] = kernel.files(KernelVariant::Portable) {
             source.extend(shared.iter().map(|(_, text)| *text));
         }
-        constants.extend(shaders::constants(HeadDim::ALL[0]));
+        constants.extend(shaders::constants(
+            kernel,
+            KernelVariant::Portable,
+            HeadDim::ALL[0],
+            1,
+        ));
     }
     source += ARITHMETIC;
     source += &format!(

@@ -75,7 +75,7 @@ pub(super) fn judge(
 ) -> Result<Evidence, Failure> {
     let case = fixture.case;
     let judge = Records::read(fixture, raw)?.judge(fixture)?;
-    let references = judge.references(rotated, outputs::kernel_depth(case));
+    let references = judge.references(rotated, outputs::kernel_depth(fixture.device, case)?);
     let mut evidence = Evidence::default();
     let (n_heads, out) = (case.n_heads, &attended.out);
     let tight = outputs::judge(rule, &mut evidence, &references, n_heads, out, "output")?;

@@ -35,19 +35,19 @@ pub fn check(device: &Device, case: &Case) -> Outcome {
 
     let bytes = Bytes::read(case, &snapshot, &queries)?;
     let mut evidence = Evidence::default();
-    let base = bytes.references(device.arithmetic, true)?;
+    let base = bytes.references(Some(device))?;
     if bytes.judge(&mut evidence, &base, &attended.out, &device.label)? == 0 {
         let loose = "no row has a bound below the hull of the values".to_owned();
         return Err(Failure::NotChecked(loose));
     }
     for other in others {
         let out = elsewhere(other, case, &snapshot, &queries)?;
-        let references = bytes.references(other.arithmetic, true)?;
+        let references = bytes.references(Some(other))?;
         bytes.judge(&mut evidence, &references, &out, &other.label)?;
         let (here, there) = ((&*base, &*attended.out), (&*references, &*out));
         apart(&mut evidence, here, there, &other.label)?;
     }
-    let references = bytes.references(Arithmetic::TWIN, false)?;
+    let references = bytes.references(None)?;
     let out = twin::attention(
         &case.rotation()?,
         &decode_kind(Kind::Keys, &snapshot.keys).map_err(Error::from)?,
@@ -113,13 +113,10 @@ impl<'a> Bytes<'a> {
         })
     }
 
-    fn references(
-        &self,
-        arithmetic: Arithmetic,
-        kernel: bool,
-    ) -> Result<Vec<Option<Reference>>, Failure> {
+    /// What outputs of a device, or of the twin, are judged by.
+    fn references(&self, device: Option<&Device>) -> Result<Vec<Option<Reference>>, Failure> {
         let attended = Judge::new(
-            arithmetic,
+            device.map_or(Arithmetic::TWIN, |d| d.arithmetic),
             &self.case.rotation()?,
             &self.keys,
             &self.values,
@@ -127,10 +124,9 @@ impl<'a> Bytes<'a> {
         );
         let queries = attended.rotate(self.queries);
         let d = self.case.head_dim as usize;
-        Ok(if kernel {
-            attended.references(queries, kernel_depth(self.case))
-        } else {
-            attended.references(queries, |visible| Depth::twin(d, visible))
+        Ok(match device {
+            Some(device) => attended.references(queries, kernel_depth(device, self.case)?),
+            None => attended.references(queries, |visible| Depth::twin(d, visible)),
         })
     }
 

@@ -579,7 +579,7 @@ impl<'a> Run<'a> {
             &values,
             shape,
         );
-        let depth = kernel_depth(self.case);
+        let depth = kernel_depth(self.device, self.case)?;
         let references = attended.references(attended.rotate(queries), depth);
         let rule = "attention over the model's rows";
         let (evidence, n_heads) = (&mut self.evidence, shape.n_heads);

@@ -3,12 +3,13 @@
 use turboquant_wgpu::twin::{self, AttentionShape, KeyRecord, RotatedQuery, ValueRecord};
 use turboquant_wgpu::{HeadDim, Rotation};
 
+use crate::adapters::Device;
 use crate::arithmetic::Arithmetic;
 use crate::case::Case;
 use crate::fixture::vector;
 use crate::oracles::attention::{Depth, Key, Output, Pass, Value};
 use crate::oracles::rotate_queries::{self, Bounded};
-use crate::verdict::{Evidence, Violation, within};
+use crate::verdict::{Evidence, Failure, Violation, within};
 
 /// Outputs of a tensor that the f32 twin computes as well, to compare its errors.
 const TWINS: usize = 6;
@@ -28,7 +29,7 @@ pub(super) struct Judge {
 pub(super) struct Reference {
     /// Reference and bound.
     pub output: Output,
-    /// The f32 twin's output, for a sample.
+    /// The f32 twin's output, for a sample; with f16 operands, what those give in otherwise exact arithmetic.
     pub twin: Option<Vec<f32>>,
 }
 
@@ -78,8 +79,13 @@ impl Judge {
                 };
                 let (polar, jl) = rotated(index);
                 let output = pass.attention(&polar, &jl, keys, values)?;
-                let twin = (index % stride == 0 && !output.loose)
-                    .then(|| self.twin(&polar, &jl, keys, values));
+                let twin = (index % stride == 0 && !output.loose).then(|| {
+                    if pass.depth.f16_operands {
+                        pass.with_f16_operands(&polar, &jl, keys, values)
+                    } else {
+                        self.twin(&polar, &jl, keys, values)
+                    }
+                });
                 Some(Reference { output, twin })
             })
             .collect()
@@ -120,9 +126,23 @@ pub(super) fn own(rotated: &[f32], head_dim: HeadDim) -> impl Fn(usize) -> (Boun
 
 /// The kernels' depth for a split (0 for the automatic choice, which is at least 256 or the whole: deeper
 /// nesting than it has is allowed for).
-pub(super) fn kernel_depth(case: &Case) -> impl Fn(usize) -> Depth {
+///
+/// # Errors
+/// The case's head dimension, or a variant that the device cannot run.
+pub(super) fn kernel_depth(
+    device: &Device,
+    case: &Case,
+) -> Result<impl Fn(usize) -> Depth + use<>, Failure> {
     let (d, split) = (case.head_dim as usize, case.kv_split as usize);
-    move |visible| Depth::kernel(d, visible, if split == 0 { visible } else { split })
+    let variant = device.gpu.variant(case.head_dim()?)?;
+    Ok(move |visible| {
+        Depth::of_variant(
+            variant,
+            d,
+            visible,
+            if split == 0 { visible } else { split },
+        )
+    })
 }
 
 /// Judges outputs, [rows, n_heads, head_dim], by their references. Returns how many of them have a bound tighter than the

@@ -51,12 +51,13 @@ pub fn query_partition(device: &Device, case: &Case) -> Outcome {
 
 /// What every output is judged by, in order; `None` where a score may overflow.
 fn references(
+    device: &Device,
     judge: &Judge,
     case: &Case,
     attended: &Attended,
 ) -> Result<Vec<Option<Reference>>, Failure> {
     let own = outputs::own(&attended.rotated, case.head_dim()?);
-    Ok(judge.references(own, outputs::kernel_depth(case)))
+    Ok(judge.references(own, outputs::kernel_depth(device, case)?))
 }
 
 /// Demands that two runs agree within the sum of their bounds.
@@ -107,13 +108,13 @@ pub fn kv_partition(device: &Device, case: &Case) -> Outcome {
     let (fixture, all) = attended(device, &whole, &queries)?;
     let raw = fixture.read_raw(device.encoder())?;
     let judge = Records::read(&fixture, &raw)?.judge(&fixture)?;
-    let expected = references(&judge, &whole, &all)?;
+    let expected = references(device, &judge, &whole, &all)?;
     let mut evidence = Evidence::default();
     for kv_split in [1, case.kv_split, u32::MAX, 0] {
         let mut other = case.clone();
         other.kv_split = kv_split;
         let found = fixture.attend_as(&other, device.encoder(), &queries)?;
-        let bounds = references(&judge, &other, &found)?;
+        let bounds = references(device, &judge, &other, &found)?;
         let outputs = [&found.out[..], &all.out[..]];
         agree(rule, case, &mut evidence, outputs, [&bounds, &expected])?;
     }
@@ -266,7 +267,7 @@ pub fn equal_values(device: &Device, case: &Case) -> Outcome {
     let value = dequantise::value(&case.rotation()?, first);
     let d = case.head_dim as usize;
     let mut evidence = Evidence::default();
-    let bounds = references(&judge, case, &attended)?;
+    let bounds = references(device, &judge, case, &attended)?;
     for (index, (out, bounds)) in attended.out.chunks_exact(d).zip(&bounds).enumerate() {
         let Some(bounds) = bounds else { continue };
         for (i, (&found, &expected)) in out.iter().zip(&value).enumerate() {
@@ -288,7 +289,7 @@ pub fn order(device: &Device, case: &Case) -> Outcome {
     let (fixture, before) = attended(device, case, &queries)?;
     let raw = fixture.read_raw(device.encoder())?;
     let judge = Records::read(&fixture, &raw)?.judge(&fixture)?;
-    let bounds = references(&judge, case, &before)?;
+    let bounds = references(device, &judge, case, &before)?;
 
     let shared = case.start_pos as usize + 1;
     let mut order = permutation(shared, u64::from(case.cache_seed));
@@ -301,7 +302,7 @@ pub fn order(device: &Device, case: &Case) -> Outcome {
     let after = other.attend(encoder, &queries)?;
     let raw = other.read_raw(device.encoder())?;
     let judge = Records::read(&other, &raw)?.judge(&other)?;
-    let others = references(&judge, case, &after)?;
+    let others = references(device, &judge, case, &after)?;
     let mut evidence = Evidence::default();
     let outputs = [&after.out[..], &before.out[..]];
     agree(rule, case, &mut evidence, outputs, [&others, &bounds])?;
