@@ -6,8 +6,9 @@
 // harmless:
 //   centroids  their ratio is kept by a pair of f16 numbers, within 2^-19; the common factor comes later;
 //   queries    each vector is scaled by a power of two, which its scores are divided by;
-//   weights    the weight times the value's norm, of each vector relative to a reference of its own, so that
-//              the largest is between 1 and 2^15. When it would pass that, the sums are rescaled.
+//   weights    the weight times the value's norm, of each vector relative to a reference of its own and times a
+//              power of two, so that the largest is between 2^5 and 2^15. When it would pass that, the sums are
+//              rescaled. Where one timestep has all the weight, its product is exact.
 
 @group(0) @binding(0) var<uniform> params: AttentionParams;
 @group(0) @binding(1) var<storage, read> keys: array<u32>;
@@ -60,12 +61,19 @@ var<workgroup> rescale_wanted: atomic<u32>;
 
 const LOWEST = -3.0e38;
 const LN_2 = 0.69314718;
-// Of ln(weight times norm), above the reference: where a new reference begins, and where it ends. e^10 < 2^15.
+// Of ln(weight times norm times the power of two): where a new reference begins, at most, and where it ends.
+// e^10 < 2^15.
 const NEW_HEADROOM = 5.0;
 const MOST_HEADROOM = 10.0;
 
 fn group_heads() -> u32 {
     return params.n_heads / params.n_kv_heads;
+}
+
+// To the eleven significant bits of f16, to nearest; the conversion itself may go to either neighbour, and a
+// bias in the weights would not average out.
+fn to_eleven_bits(v: vec4<f32>) -> vec4<f32> {
+    return bitcast<vec4<f32>>((bitcast<vec4<u32>>(v) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
 }
 
 fn quad_of_codes(byte: u32) -> vec4<f16> {
@@ -226,13 +234,15 @@ fn attention(
     let own_row = (subgroup * SIDE + row) * TILE_ROW;
     let first_row = subgroup * SIDE * TILE_ROW;
     for (var i = part; i < HEAD_DIM / 4u; i += PARTS) {
-        tiles[own_row + i] = vec4<f16>(query_scale * queries[source + i]);
+        tiles[own_row + i] = vec4<f16>(to_eleven_bits(query_scale * queries[source + i]));
     }
     workgroupBarrier();
     let polar = load_lefts(first_row);
     workgroupBarrier();
     for (var i = part; i < HEAD_DIM / 4u; i += PARTS) {
-        tiles[own_row + i] = vec4<f16>(query_scale * queries[source + HEAD_DIM / 4u + i]);
+        tiles[own_row + i] = vec4<f16>(to_eleven_bits(
+            query_scale * queries[source + HEAD_DIM / 4u + i],
+        ));
     }
     workgroupBarrier();
     let jl = load_lefts(first_row);
@@ -242,9 +252,11 @@ fn attention(
     var maximum = LOWEST;
     // Of the lane's timesteps alone.
     var sum = 0.0;
-    // Largest ln(weight times norm) so far, and the reference of the sums.
+    // Largest score + ln(norm) so far. The sums hold weights relative to the score `reference`, times
+    // 2^exponent.
     var highest = LOWEST;
     var reference = LOWEST;
+    var exponent = 0;
     var o0: Sums;
     var o1: Sums;
     var o2: Sums;
@@ -297,24 +309,28 @@ fn attention(
         sum *= weight(maximum - larger);
         maximum = larger;
         highest = max(highest, tile_highest);
-        let overflows = highest - reference > MOST_HEADROOM;
-        let old_reference = reference;
+        let overflows = highest - reference + LN_2 * f32(exponent) > MOST_HEADROOM;
+        var rescale = 1.0;
         if (overflows) {
-            reference = highest - NEW_HEADROOM;
+            let next = i32(floor((NEW_HEADROOM + maximum - highest) / LN_2));
+            rescale = weight(reference - maximum) * power_of_two(next - exponent);
+            reference = maximum;
+            exponent = next;
             atomicStore(&rescale_wanted, 1u);
         }
-        // From weights relative to the maximum to weights relative to the reference.
-        let to_reference = exp(maximum - reference);
+        // From weights relative to the maximum to those that the sums hold.
+        let distance = maximum - reference;
+        let to_reference = select(exp(distance), 1.0, distance == 0.0) * power_of_two(exponent);
         for (var t = part; t < TILE; t += PARTS) {
             let score_at = at + t * SIDE + row;
             let live = step + t < own_end;
             let w = select(0.0, weight(min(scratch[score_at] - maximum, 0.0)), live);
             sum += w;
             let norm = factors[t].value_norm;
-            weighted[weights_at + t * SIDE + row] = f16(select(0.0, w * (to_reference * norm), w * norm > 0.0));
+            let of_value = select(0.0, w * (to_reference * norm), w * norm > 0.0);
+            weighted[weights_at + t * SIDE + row] = f16(to_eleven_bits(vec4<f32>(of_value)).x);
         }
         if (workgroupUniformLoad(&rescale_wanted) != 0u) {
-            let rescale = select(1.0, weight(old_reference - reference), overflows);
             store_four(at, o0, o1, o2, o3);
             workgroupBarrier();
             scale_four(at, row, part, rescale);
@@ -361,7 +377,7 @@ fn attention(
     // Back to weights relative to the maximum. Without a visible timestep, or where every value is zero, the sums
     // are zero.
     let empty = reference == LOWEST;
-    let factor = select(MATRIX_UNIT * exp(select(reference - maximum, 0.0, empty)), 0.0, empty);
+    let factor = select(MATRIX_UNIT * weight(reference - maximum) * power_of_two(-exponent), 0.0, empty);
     let partial = vector * params.n_splits + split;
     workgroupBarrier();
     for (var half = 0u; half < 2u; half++) {

@@ -39,7 +39,7 @@ struct Operands {
     query_floor: f64,
     /// Relative error of a weight by the reference that it is scaled to and back, in f32: two exps of at most 28.
     reference: f64,
-    /// Error of a weight times its norm, of the largest: at the reference the largest is at least e^5/2, and below
+    /// Error of a weight times its norm, of the largest: at the reference the largest is at least e^5/4, and below
     /// 2^-14 it may be flushed.
     weight_floor: f64,
 }
@@ -54,7 +54,7 @@ impl Operands {
             centroid: 2.0_f64.powi(-19),
             query_floor: 2.0_f64.powi(-26),
             reference: 128.0 * ULP,
-            weight_floor: 2.0_f64.powi(-14) / (5.0_f64.exp() / 2.0),
+            weight_floor: 2.0_f64.powi(-14) / (5.0_f64.exp() / 4.0),
         }
     }
 }
@@ -261,7 +261,8 @@ impl Pass<'_> {
             })
             .collect();
         let slack: f64 = weights.iter().zip(&etas).map(|(w, e)| w * e).sum();
-        let loose = slack >= 0.5;
+        // Written so that a NaN, of a weight that underflowed and an error that overflowed, is loose.
+        let loose = !matches!(slack.partial_cmp(&0.5), Some(o) if o.is_lt());
 
         let mut out = vec![0.0; d];
         let mut magnitude = 0.0;
@@ -272,6 +273,8 @@ impl Pass<'_> {
             }
         }
         let operands = Operands::new(arithmetic, depth);
+        // Where the weights are undetermined, each may be all of it.
+        let at_most = |w: f64, eta: f64| if loose { 1.0 } else { w * (1.0 + eta) };
         let relative = operands.roundoff + operands.reference;
         let largest_weighted = weights
             .iter()
@@ -280,21 +283,24 @@ impl Pass<'_> {
         let floor = operands.weight_floor * largest_weighted;
         let mut deviation = vec![0.0; d];
         let mut rounded_weights = vec![0.0; d];
+        let mut largest_value = vec![0.0_f64; d];
         let mut hull = vec![0.0_f64; d];
-        for ((w, eta), value) in weights.iter().zip(&etas).zip(values) {
+        for ((&w, &eta), value) in weights.iter().zip(&etas).zip(values) {
             for i in 0..d {
                 let off = (value.vector[i] - out[i]).abs();
                 deviation[i] += w * eta * off;
                 hull[i] = hull[i].max(off);
             }
+            for (l, v) in largest_value.iter_mut().zip(&value.vector) {
+                *l = l.max(v.abs());
+            }
             if depth.f16_operands {
                 let norm = f64::from(value.record.norm);
-                // With the weight's other errors, its share of the largest may be that much larger.
-                let share = w * (1.0 + eta) * relative
-                    + if norm > 0.0 {
-                        floor * (1.0 + eta) / norm
-                    } else {
+                let share = if norm > 0.0 { floor / norm } else { 0.0 }
+                    + if loose {
                         0.0
+                    } else {
+                        at_most(w, eta) * relative
                     };
                 for (r, v) in rounded_weights.iter_mut().zip(&value.vector) {
                     *r += share * v.abs();
@@ -323,9 +329,14 @@ impl Pass<'_> {
                 } else {
                     hull[i].min(deviation[i] / (1.0 - slack))
                 };
+                let by_operands = if loose {
+                    rounded_weights[i] + relative * largest_value[i]
+                } else {
+                    rounded_weights[i] / (1.0 - slack)
+                };
                 by_weights
                     + rounded
-                    + rounded_weights[i] / (1.0 - slack.min(0.5))
+                    + by_operands
                     + quotient * (out[i].abs() + by_weights)
                     + cut * hull[i]
                     + flush
@@ -372,8 +383,12 @@ impl Pass<'_> {
         for (score, value) in scores.iter().zip(values) {
             let weight = (score - maximum).exp();
             sum += weight;
-            for (o, v) in out.iter_mut().zip(&value.vector) {
-                *o += to_eleven_bits(weight) * v;
+            let norm = f64::from(value.record.norm);
+            if norm > 0.0 {
+                let weight = to_eleven_bits(weight * norm) / norm;
+                for (o, v) in out.iter_mut().zip(&value.vector) {
+                    *o += weight * v;
+                }
             }
         }
         out.iter().map(|o| (o / sum) as f32).collect()
