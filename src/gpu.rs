@@ -312,6 +312,27 @@ impl Gpu {
         }
     }
 
+    /// The variant of attention in a pass of `vectors` query vectors (rows times query heads) of each KV head.
+    ///
+    /// # Errors
+    /// As [`Gpu::variant`].
+    pub fn attention_variant(
+        &self,
+        head_dim: HeadDim,
+        vectors: u64,
+    ) -> Result<KernelVariant, Error> {
+        let variant = self.variant(head_dim)?;
+        let many = self.variant_for_many(head_dim);
+        Ok(many.filter(|_| vectors >= MANY_VECTORS).unwrap_or(variant))
+    }
+
+    /// The variant for passes of many query vectors, where it is another than [`Gpu::variant`]'s.
+    fn variant_for_many(&self, head_dim: HeadDim) -> Option<KernelVariant> {
+        let options = self.inner.options;
+        let many = options.matrix.filter(|_| options.variant.is_none());
+        many.filter(|&many| self.runs(many, head_dim))
+    }
+
     /// Compiles the pipelines of a head dimension, unless that has been done. [`crate::Cache::new`]
     /// does it too; an engine may do it earlier.
     ///
@@ -352,8 +373,7 @@ impl Gpu {
             pipeline: of_variant(Kernel::Attention, variant),
             block: u64::from(variant.attention_block()),
         };
-        let many = self.inner.options.matrix;
-        let many = many.filter(|&many| many != variant && self.runs(many, head_dim));
+        let many = self.variant_for_many(head_dim);
         let (attention, attention_of_many) = (attention(variant), many.map(attention));
         let mut pipeline = |kernel| of_variant(kernel, variant);
         let pipelines = Pipelines {

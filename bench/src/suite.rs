@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use turboquant_wgpu::Gpu;
+use turboquant_wgpu::{Gpu, KernelVariant};
 
 use crate::clock::Clock;
 use crate::costs::Costs;
@@ -346,13 +346,25 @@ impl Bench {
         growth::measure(&self.gpu, &self.clock, plan, tell)
     }
 
+    /// The variant that runs a job.
+    fn variant(&self, job: &Job) -> Result<KernelVariant, Error> {
+        let shape = &job.shape;
+        Ok(match job.kernel {
+            Kernel::Decode | Kernel::Prefill => {
+                let vectors = u64::from(job.rows) * u64::from(shape.n_heads / shape.n_kv_heads);
+                self.gpu.attention_variant(shape.head_dim, vectors)?
+            }
+            Kernel::Encode | Kernel::Rotate => self.gpu.variant(shape.head_dim)?,
+        })
+    }
+
     fn row(&self, job: &Job, measured: Measured) -> Result<Row, Error> {
         let bytes = job.bytes()?;
         let floor_ns = bytes as f64 / self.copy.gb_per_s;
         let median = measured.time.median_ns;
         Ok(Row {
             kernel: job.kernel,
-            variant: self.gpu.variant(job.shape.head_dim)?.name().to_owned(),
+            variant: self.variant(job)?.name().to_owned(),
             shape: job.shape.to_string(),
             n_heads: job.shape.n_heads,
             n_kv_heads: job.shape.n_kv_heads,

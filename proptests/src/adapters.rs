@@ -89,6 +89,12 @@ impl Adapter {
         self.adapter.limits()
     }
 
+    /// The matrix variant that it offers.
+    #[must_use]
+    pub fn matrix(&self) -> Option<KernelVariant> {
+        KernelVariant::matrix(&self.adapter)
+    }
+
     /// Its features.
     #[must_use]
     pub fn features(&self) -> wgpu::Features {
@@ -128,7 +134,7 @@ impl Adapter {
     }
 
     fn open(&self) -> Result<Device, String> {
-        let matrix = KernelVariant::matrix(&self.adapter);
+        let matrix = self.matrix();
         let options = GpuOptions {
             matrix,
             ..GpuOptions::default()

@@ -2,6 +2,8 @@
 
 use anyhow::Result;
 
+use turboquant_wgpu::KernelVariant;
+
 use super::{End, table};
 use crate::adapters::{Adapter, Device, all, missing};
 use crate::arithmetic::Arithmetic;
@@ -65,6 +67,8 @@ fn describe(adapter: &Adapter) -> comfy_table::Table {
         "none".to_owned()
     };
     row("subgroup size", subgroups);
+    let matrix = adapter.matrix().map_or("none", KernelVariant::name);
+    row("matrix variant", matrix.to_owned());
     row("max_buffer_size", limits.max_buffer_size.to_string());
     row(
         "max_storage_buffer_binding_size",

@@ -14,7 +14,7 @@ use tqbench::plot;
 use tqbench::report::{Report, Row, Skipped, Versions};
 use tqbench::shape;
 use tqbench::suite::{Baseline, Bench, Event, Plan, Scale};
-use turboquant_wgpu::{Gpu, GpuOptions};
+use turboquant_wgpu::{Gpu, GpuOptions, KernelVariant};
 
 use super::{End, table};
 use crate::adapters::{self, Adapter};
@@ -34,6 +34,9 @@ pub struct Args {
     /// Only this kernel: encode, rotate, decode or prefill
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
+    /// Measure this variant of the kernels; by default the fastest that the adapter can run, matrices included
+    #[arg(long, value_name = "NAME")]
+    pub variant: Option<String>,
     /// Write everything that was found to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -62,6 +65,7 @@ pub fn run(args: &Args) -> Result<End> {
         kernels(args.kernel.as_deref())?,
         baselines(args.baselines.as_deref())?,
     );
+    let variant = args.variant.as_deref().map(super::variant).transpose()?;
     let adapter = match adapters::matching(&args.adapter) {
         Ok(adapters) => adapters[0],
         Err(why) => {
@@ -80,7 +84,7 @@ pub fn run(args: &Args) -> Result<End> {
         fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
     }
 
-    let opened = || open(adapter);
+    let opened = || open(adapter, variant);
     let (first_result_ns, gpu) = match tqbench::first_result(opened) {
         Ok(found) => found,
         Err(OpenError::Unusable(why)) => {
@@ -160,8 +164,12 @@ pub fn run(args: &Args) -> Result<End> {
 }
 
 /// How the library is asked to build its kernels: the one place that says which of them are measured.
-fn gpu_options() -> GpuOptions {
-    GpuOptions::default()
+fn gpu_options(adapter: &Adapter, variant: Option<KernelVariant>) -> GpuOptions {
+    GpuOptions {
+        variant,
+        matrix: adapter.matrix(),
+        ..GpuOptions::default()
+    }
 }
 
 enum OpenError {
@@ -175,9 +183,9 @@ impl From<tqbench::Error> for OpenError {
     }
 }
 
-fn open(adapter: &Adapter) -> Result<Gpu, OpenError> {
+fn open(adapter: &Adapter, variant: Option<KernelVariant>) -> Result<Gpu, OpenError> {
     adapter
-        .open_with(STAMP_FEATURES, gpu_options())
+        .open_with(STAMP_FEATURES, gpu_options(adapter, variant))
         .map_err(OpenError::Unusable)
 }
 

@@ -11,6 +11,8 @@ pub mod trace;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use turboquant_wgpu::KernelVariant;
+
 /// How a command ended, and the exit code that says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -64,4 +66,12 @@ pub(crate) fn table<const N: usize>(header: [&str; N]) -> comfy_table::Table {
         .load_style(comfy_table::presets::NOTHING)
         .set_header(header);
     table
+}
+
+/// The variant of this name.
+fn variant(name: &str) -> anyhow::Result<KernelVariant> {
+    KernelVariant::by_name(name).ok_or_else(|| {
+        let names = KernelVariant::ALL.map(KernelVariant::name).join(", ");
+        anyhow::anyhow!("no variant \"{name}\"; there are: {names}")
+    })
 }

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use turboquant_wgpu::KernelVariant;
-
 use super::{End, table};
 use crate::adapters::{self, Device};
 use crate::inputs::Family;
@@ -70,7 +68,7 @@ pub fn run(args: &Args) -> Result<End> {
         })?],
     };
     let families = args.family.as_deref().map(families).transpose()?;
-    let variant = args.variant.as_deref().map(variant).transpose()?;
+    let variant = args.variant.as_deref().map(super::variant).transpose()?;
     let devices = match adapters::select(&args.adapter) {
         Ok(devices) => devices,
         Err(why) => {
@@ -239,13 +237,6 @@ static STOP: AtomicBool = AtomicBool::new(false);
 
 fn parse_shard(text: &str) -> Result<Shard, String> {
     text.parse()
-}
-
-fn variant(name: &str) -> Result<KernelVariant> {
-    KernelVariant::by_name(name).ok_or_else(|| {
-        let names = KernelVariant::ALL.map(KernelVariant::name).join(", ");
-        anyhow::anyhow!("no variant \"{name}\"; there are: {names}")
-    })
 }
 
 /// The families that a name stands for.
